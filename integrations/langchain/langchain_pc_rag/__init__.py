@@ -1,0 +1,1 @@
+"""LangChain models, indexes and callbacks on pc-rag's prompt cache."""

@@ -1,0 +1,1 @@
+"""LlamaIndex LLM, ingestion and query engine on pc-rag's prompt cache."""

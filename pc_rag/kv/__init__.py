@@ -1,0 +1,1 @@
+"""Stored keys and values: entries, their keys, the tiers that hold them."""

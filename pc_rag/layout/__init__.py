@@ -1,0 +1,1 @@
+"""From token counts to spans, and from a prompt to the plan of its request. Pure integers."""

@@ -1,0 +1,205 @@
+"""The plan of one request: which tokens are read from stored KV, and which are computed.
+
+A plan is pure data. Every policy (slots, packed or reserved positions, repair, what to do on a
+miss) has been decided once a plan exists, and no tensor has been touched.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from itertools import chain
+from typing import TYPE_CHECKING, TypeAlias
+
+from pc_rag.errors import LayoutError
+from pc_rag.types import HitKind, ModuleKey, Span, TokenIds
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+
+class FreshKind(StrEnum):
+    """Why a token is computed in this request."""
+
+    TEXT = "text"
+    """Question, separators, arguments: text of this request only."""
+    REPAIR = "repair"
+    """A stored token recomputed so that it sees the other chunks."""
+    UNCACHED = "uncached"
+    """A stored token computed because reuse is off."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cached:
+    """Tokens whose KV is read from an entry.
+
+    Attributes:
+        label: Name of the module or id of the chunk, for metrics.
+        key: The entry.
+        token_ids: The tokens read; as many as ``span`` and ``rows`` hold.
+        span: Position IDs they take in this request.
+        rows: Which rows of the entry they are.
+        encoded_start: Position ID of the entry's row 0 when it was encoded. The keys move by
+            ``span.start - (encoded_start + rows.start)``.
+        hit_kind: How the KV relates to full prefill.
+    """
+
+    label: str
+    key: ModuleKey
+    token_ids: TokenIds
+    span: Span
+    rows: Span
+    encoded_start: int
+    hit_kind: HitKind = HitKind.COMPOSED
+
+    def __post_init__(self) -> None:
+        if not len(self.token_ids) == len(self.span) == len(self.rows):
+            raise LayoutError(
+                f"{self.label!r}: {len(self.token_ids)} tokens, {len(self.span)} position IDs and "
+                f"{len(self.rows)} rows; they must be equal"
+            )
+
+    @property
+    def shift(self) -> int:
+        """Position IDs that the keys move by; 0 where they lie where they were encoded."""
+        return self.span.start - (self.encoded_start + self.rows.start)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reused:
+    """A leading run of tokens whose KV the exact prefix cache still holds.
+
+    Attributes:
+        token_ids: The tokens; as many as ``span`` holds.
+        span: Position IDs they take, equal to those they were computed at.
+    """
+
+    token_ids: TokenIds
+    span: Span
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fresh:
+    """Tokens computed in this request's one forward pass.
+
+    Attributes:
+        token_ids: The tokens; as many as ``span`` holds.
+        span: Position IDs they take.
+        kind: Why they are computed.
+        label: Name of the module or chunk they belong to; empty for the request's own text.
+    """
+
+    token_ids: TokenIds
+    span: Span
+    kind: FreshKind = FreshKind.TEXT
+    label: str = ""
+
+
+Part: TypeAlias = Cached | Reused | Fresh
+
+
+@dataclass(frozen=True, slots=True)
+class RequestPlan:
+    """An ordered list of parts, by rising position ID.
+
+    Raises:
+        LayoutError: Parts overlap, run backwards, or hold another number of tokens than IDs.
+    """
+
+    parts: tuple[Part, ...]
+
+    def __post_init__(self) -> None:
+        previous_end = 0
+        for part in self.parts:
+            if len(part.token_ids) != len(part.span):
+                raise LayoutError(
+                    f"a part of {len(part.token_ids)} tokens has {len(part.span)} position IDs"
+                )
+            if part.span.start < previous_end:
+                raise LayoutError(
+                    f"a part starts at position ID {part.span.start}, before the previous part's "
+                    f"end {previous_end}"
+                )
+            previous_end = part.span.end
+
+    @property
+    def token_ids(self) -> TokenIds:
+        """Every token of the prompt, in order."""
+        return tuple(chain.from_iterable(part.token_ids for part in self.parts))
+
+    @property
+    def position_ids(self) -> tuple[int, ...]:
+        """The position ID of every token, in order; may have gaps."""
+        return tuple(
+            chain.from_iterable(range(part.span.start, part.span.end) for part in self.parts)
+        )
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of the prompt: cached, reused and fresh."""
+        return sum(len(part.token_ids) for part in self.parts)
+
+    @property
+    def end(self) -> int:
+        """The first position ID behind the prompt."""
+        return self.parts[-1].span.end if self.parts else 0
+
+    @property
+    def cached(self) -> tuple[Cached, ...]:
+        """The parts read from entries."""
+        return tuple(part for part in self.parts if isinstance(part, Cached))
+
+    @property
+    def fresh(self) -> tuple[Fresh, ...]:
+        """The parts computed in this request."""
+        return tuple(part for part in self.parts if isinstance(part, Fresh))
+
+    @property
+    def num_cached_tokens(self) -> int:
+        """Tokens read from entries or reused by the exact prefix cache."""
+        return sum(len(part.token_ids) for part in self.parts if not isinstance(part, Fresh))
+
+    @property
+    def num_repaired_tokens(self) -> int:
+        """Stored tokens recomputed in this request."""
+        return sum(len(p.token_ids) for p in self.fresh if p.kind is FreshKind.REPAIR)
+
+    def without_reuse(self) -> RequestPlan:
+        """The uncached arm: the same token ids at the same position IDs, all of them fresh."""
+        return RequestPlan(tuple(_as_fresh(part) for part in self.parts))
+
+    def map_cached(self, change: Callable[[Cached], tuple[Part, ...]]) -> RequestPlan:
+        """A plan in which ``change`` decides what becomes of every cached part."""
+
+        def changed() -> Iterator[Part]:
+            for part in self.parts:
+                if isinstance(part, Cached):
+                    yield from change(part)
+                else:
+                    yield part
+
+        return RequestPlan(tuple(changed()))
+
+
+def _as_fresh(part: Part) -> Fresh:
+    if isinstance(part, Fresh):
+        return part
+    label = part.label if isinstance(part, Cached) else ""
+    return Fresh(token_ids=part.token_ids, span=part.span, kind=FreshKind.UNCACHED, label=label)
+
+
+def split_cached(part: Cached, num_leading: int) -> tuple[Cached | None, Cached | None]:
+    """Cut a cached part behind its first ``num_leading`` tokens; an empty side is ``None``."""
+    cut = min(max(num_leading, 0), len(part.token_ids))
+
+    def piece(first: int, last: int) -> Cached | None:
+        if first == last:
+            return None
+        return replace(
+            part,
+            token_ids=part.token_ids[first:last],
+            span=Span(part.span.start + first, part.span.start + last),
+            rows=Span(part.rows.start + first, part.rows.start + last),
+        )
+
+    return piece(0, cut), piece(cut, len(part.token_ids))

@@ -1,0 +1,1 @@
+"""Placeholder docstring; its owner writes it."""

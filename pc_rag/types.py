@@ -1,0 +1,126 @@
+"""Values that every room shares: spans, keys, and the enums of the project's vocabulary."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import NewType, TypeAlias
+
+TokenIds: TypeAlias = tuple[int, ...]
+"""Token ids in order. Made once, concatenated, never re-tokenised."""
+
+ModuleKey = NewType("ModuleKey", str)
+"""Hex SHA-256 that names one entry: everything that decides its keys and values is inside."""
+
+Fingerprint = NewType("Fingerprint", str)
+"""Hex SHA-256 of a model: architecture, weights, tokenizer, chat template, compute dtype."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Span:
+    """A half-open range ``[start, end)`` of position IDs or of rows.
+
+    Raises:
+        ValueError: ``start`` is negative or larger than ``end``.
+    """
+
+    start: int
+    end: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.start <= self.end:
+            raise ValueError(f"span [{self.start}, {self.end}) is not ordered and non-negative")
+
+    def __len__(self) -> int:
+        return self.end - self.start
+
+    def moved_to(self, start: int) -> Span:
+        """The span of the same length that starts at ``start``."""
+        return Span(start, start + len(self))
+
+    def overlaps(self, other: Span) -> bool:
+        """Whether the two ranges share a position."""
+        return self.start < other.end and other.start < self.end
+
+
+class Visibility(StrEnum):
+    """What a module could attend when it was encoded."""
+
+    MODULE = "module"
+    """Itself only (the paper)."""
+    PREFIX = "prefix"
+    """Itself and the always-included text before it."""
+    SCAFFOLD = "scaffold"
+    """The modules of its scaffold."""
+
+
+class PositionPolicy(StrEnum):
+    """How spans are given out."""
+
+    PACKED = "packed"
+    """Spans follow each other without gaps."""
+    RESERVED = "reserved"
+    """The paper's: every union reserves its longest member; gaps stay."""
+
+
+class HitKind(StrEnum):
+    """How served KV relates to a full prefill."""
+
+    EXACT = "exact"
+    """Identical to full prefill."""
+    COMPOSED = "composed"
+    """Placed entries: each saw its own visibility, not the other chunks."""
+    PARTIAL = "partial"
+    """Only some of the module's tokens came from its entry."""
+
+
+class MissReason(StrEnum):
+    """Why a module was not served from the store."""
+
+    NOT_STORED = "not-stored"
+    FINGERPRINT = "fingerprint"
+    """Stored for another model, tokenizer, dtype or tenant."""
+    OTHER_PREFIX = "other-prefix"
+    """Stored behind another prefix."""
+    CORRUPT = "corrupt"
+    """The stored file was damaged; it is quarantined."""
+    IO = "io"
+    """The medium failed or timed out."""
+    REUSE_OFF = "reuse-off"
+    """The request asked for the uncached arm."""
+
+
+class Tier(StrEnum):
+    """Where an entry's bytes lie."""
+
+    DEVICE = "device"
+    HOST = "host"
+    DISK = "disk"
+    REMOTE = "remote"
+
+
+class StorageDtype(StrEnum):
+    """Numeric type of stored keys and values."""
+
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
+    FLOAT16 = "float16"
+
+
+class Role(StrEnum):
+    """Who speaks."""
+
+    SYSTEM = "system"
+    USER = "user"
+    ASSISTANT = "assistant"
+
+
+class FinishReason(StrEnum):
+    """Why generation ended."""
+
+    STOP = "stop"
+    """A stop string or an end-of-sequence token."""
+    LENGTH = "length"
+    """``max_new_tokens`` or the context ran out."""
+    CANCELLED = "cancelled"
+    """The consumer closed the stream."""
