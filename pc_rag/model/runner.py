@@ -1,0 +1,114 @@
+"""Forward passes over stored KV: one for all fresh tokens of a request, then one per new token."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from pc_rag.errors import GenerationError
+from pc_rag.model.attention import AttentionPass
+from pc_rag.model.buffer_pool import BufferPool, KVShape
+from pc_rag.model.hf_attention import CARRIER, own_attention
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pc_rag.model.kv_view import KVView
+    from pc_rag.model.positions import Rope
+
+_DEFAULT_POOL_BYTES = 1 << 30
+
+
+class Runner:
+    """Runs one model over views. Thread-safe: forward passes take turns, requests interleave.
+
+    Args:
+        model: A causal language model of transformers, in evaluation mode. Lent, not owned: its
+            attention is replaced during a forward pass only.
+        rope: The model's rotation.
+        pool_bytes: Most bytes that idle request buffers may keep.
+    """
+
+    def __init__(
+        self,
+        model: Any,  # noqa: ANN401 - transformers is untyped here
+        rope: Rope,
+        *,
+        pool_bytes: int = _DEFAULT_POOL_BYTES,
+    ) -> None:
+        self._model = model
+        self._rope = rope
+        self._lock = threading.Lock()
+        self.shape = kv_shape_of(model.config)
+        self.dtype: torch.dtype = model.dtype
+        self.device: torch.device = model.device
+        self.pool = BufferPool(
+            self.shape, dtype=self.dtype, device=self.device, capacity_bytes=pool_bytes
+        )
+
+    def prefill(
+        self, view: KVView, token_ids: Sequence[int], position_ids: Sequence[int]
+    ) -> torch.Tensor:
+        """Compute all fresh tokens of a request in one forward pass.
+
+        Args:
+            view: What they attend; its tail receives their KV.
+            token_ids: The fresh tokens, by rising position ID.
+            position_ids: Their position IDs; gaps are where stored KV stands.
+
+        Returns:
+            Logits behind the last token, ``[vocab_size]``, float32.
+
+        Raises:
+            GenerationError: There is no token, or the view's buffer is too small.
+        """
+        if not token_ids:
+            raise GenerationError("a forward pass needs at least one fresh token; got none")
+        batch = torch.tensor([token_ids], device=self.device)
+        logits = self._forward(view, batch, list(position_ids), with_logits=True)
+        return logits[0].float()
+
+    def decode(self, view: KVView, token_id: int, position_id: int) -> torch.Tensor:
+        """Compute one generated token; logits behind it, ``[vocab_size]``, float32."""
+        return self.prefill(view, (token_id,), (position_id,))
+
+    def compute(self, view: KVView, token_ids: torch.Tensor, position_ids: Sequence[int]) -> None:
+        """Compute the KV of a batch that shares what it attends; logits are not formed.
+
+        Args:
+            view: What every sequence attends; its tail receives their KV.
+            token_ids: ``[batch_size, num_tokens]``; shorter sequences are padded at their end.
+            position_ids: Of every sequence alike, ``num_tokens`` of them, rising.
+        """
+        self._forward(view, token_ids.to(self.device), list(position_ids), with_logits=False)
+
+    def _forward(
+        self, view: KVView, token_ids: torch.Tensor, position_ids: list[int], *, with_logits: bool
+    ) -> torch.Tensor:
+        num_tokens = token_ids.shape[1]
+        view.tail.reserve(num_tokens)
+        running = AttentionPass(view, self._rope, position_ids)
+        arguments: dict[str, Any] = {
+            "input_ids": token_ids,
+            "position_ids": torch.tensor([position_ids], device=self.device),
+            "use_cache": False,
+            CARRIER: running,
+        }
+        with self._lock, torch.inference_mode(), own_attention(self._model):
+            if with_logits:
+                logits: torch.Tensor = self._model(**arguments, logits_to_keep=1).logits[:, -1]
+            else:
+                self._model.base_model(**arguments)
+                logits = torch.empty(0)
+        view.tail.num_rows += num_tokens
+        return logits
+
+
+def kv_shape_of(config: Any) -> KVShape:  # noqa: ANN401 - transformers is untyped here
+    """The KV geometry that a configuration describes."""
+    num_heads = config.num_attention_heads
+    num_kv_heads = getattr(config, "num_key_value_heads", None) or num_heads
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // num_heads
+    return KVShape(config.num_hidden_layers, num_kv_heads, head_dim, head_dim)
