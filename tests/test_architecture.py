@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
+import tomllib
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -313,3 +316,12 @@ def test_marker_is_present_when_a_package_is_typed(package):
     """Without ``py.typed`` users' type checkers ignore our annotations."""
     assert (package / "__init__.py").is_file()
     assert (package / "py.typed").is_file()
+
+
+def test_dependency_has_a_reason_when_it_is_declared():
+    """CONTRIBUTING.md justifies each package that an installation or an extra brings."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    declared = chain(project["dependencies"], *project["optional-dependencies"].values())
+    names = {re.match(r"[\w-]+", each)[0] for each in declared} - {project["name"]}
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    assert {name for name in names if not re.search(rf"\| .*\b{name}\b.* \| \w", text)} == set()

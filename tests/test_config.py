@@ -227,6 +227,11 @@ def test_contradiction_names_both_sources_when_chunks_outgrow_slots(settings_fil
     assert "chunk_tokens is 256 (default) but slot_tokens is 100 (file " in message
 
 
+def test_config_is_accepted_when_chunks_just_fill_their_slots():
+    """The limit itself is allowed."""
+    assert EngineConfig(slot_tokens=256, chunk_tokens=256).slot_tokens == 256
+
+
 def test_validation_repeats_when_a_config_is_replaced():
     """`dataclasses.replace` cannot make a config that the constructor would refuse."""
     with pytest.raises(ConfigError):

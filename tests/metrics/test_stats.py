@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+import sys
 import threading
 
 import pytest
@@ -153,6 +154,16 @@ def test_limits_are_refused_when_below_one(limits):
         CacheStats(**limits)
 
 
+@pytest.fixture
+def eager_switching():
+    """Threads take turns as often as the interpreter can, so that a missing lock shows."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(interval)
+
+
+@pytest.mark.usefixtures("eager_switching")
 def test_no_request_is_lost_when_threads_record_and_read():
     """Every method may be called from any thread."""
     stats = CacheStats()
