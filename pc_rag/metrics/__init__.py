@@ -1,1 +1,36 @@
-"""Placeholder docstring; its owner writes it."""
+"""What requests cost: the clock of one request, its numbers, their sums, and exporters."""
+
+from __future__ import annotations
+
+from pc_rag.metrics.clock import Phase, Stopwatch, Timings
+from pc_rag.metrics.export import Plain, to_json, to_plain
+from pc_rag.metrics.prometheus import CacheStatsCollector
+from pc_rag.metrics.request import ModuleUse, RequestMetrics
+from pc_rag.metrics.stats import (
+    OTHER_TEMPLATES,
+    CacheStats,
+    GroupStats,
+    Outcome,
+    StatsSnapshot,
+    Summary,
+    TokenKind,
+)
+
+__all__ = [
+    "OTHER_TEMPLATES",
+    "CacheStats",
+    "CacheStatsCollector",
+    "GroupStats",
+    "ModuleUse",
+    "Outcome",
+    "Phase",
+    "Plain",
+    "RequestMetrics",
+    "StatsSnapshot",
+    "Stopwatch",
+    "Summary",
+    "Timings",
+    "TokenKind",
+    "to_json",
+    "to_plain",
+]
