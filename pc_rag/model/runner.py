@@ -39,7 +39,7 @@ class Runner:
         pool_bytes: int = _DEFAULT_POOL_BYTES,
     ) -> None:
         self._model = model
-        self._rope = rope
+        self.rope = rope
         self._lock = threading.Lock()
         self.shape = kv_shape_of(model.config)
         self.dtype: torch.dtype = model.dtype
@@ -89,7 +89,7 @@ class Runner:
     ) -> torch.Tensor:
         num_tokens = token_ids.shape[1]
         view.tail.reserve(num_tokens)
-        running = AttentionPass(view, self._rope, position_ids)
+        running = AttentionPass(view, self.rope, position_ids)
         arguments: dict[str, Any] = {
             "input_ids": token_ids,
             "position_ids": torch.tensor([position_ids], device=self.device),
