@@ -90,7 +90,8 @@ def load_model(
     """
     chosen_device = _choose_device(device)
     chosen_dtype = _choose_dtype(dtype, chosen_device)
-    source = _resolve(name_or_path)
+    with _quiet_progress():
+        source = _resolve(name_or_path)
     options: dict[str, Any] = {
         "revision": revision or "main",
         "trust_remote_code": trust_remote_code,
