@@ -1,0 +1,290 @@
+"""Loading a model by hub name, folder, GGUF file, or as it is."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+import transformers
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers.utils import cached_file
+from transformers.utils import logging as transformers_logging
+
+from pc_rag.errors import ConfigError, ModelError
+from pc_rag.model.builtin import DEFAULT_MODEL, convert_gguf, find_default_gguf
+from pc_rag.model.cache_folder import cache_folder, file_signature, recall, remember
+from pc_rag.model.capability import check_supported
+from pc_rag.model.fingerprint import digest_weights, fingerprint_of
+from pc_rag.model.tokenizer import TextTokenizer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from pc_rag.types import Fingerprint
+
+_DTYPES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+_DIGEST_FILE = "pc-rag-weights.json"
+"""How the names of our own files beside a converted model end."""
+_WEIGHT_SUFFIXES = (".safetensors", ".bin", ".json", ".py")
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class LoadedModel:
+    """A model that is ready to be used, and what tells it from others.
+
+    Attributes:
+        model: The causal language model, in eval mode.
+        tokenizer: Its tokenizer.
+        name: What the user called it.
+        fingerprint: Digest of all that changes keys and values, taken when it was loaded.
+        device: Where the weights lie.
+        dtype: Numeric type it computes in.
+        architecture: Name of the model's class, for example ``LlamaForCausalLM``.
+        max_position: Number of position IDs it can take.
+    """
+
+    model: PreTrainedModel
+    tokenizer: TextTokenizer
+    name: str
+    fingerprint: Fingerprint
+    device: torch.device
+    dtype: torch.dtype
+    architecture: str
+    max_position: int
+
+
+def load_model(
+    name_or_path: str | Path = DEFAULT_MODEL,
+    *,
+    dtype: torch.dtype | str = "auto",
+    device: torch.device | str = "auto",
+    revision: str | None = None,
+    trust_remote_code: bool = False,
+) -> LoadedModel:
+    """Load a model and its tokenizer.
+
+    Args:
+        name_or_path: A name on the hub, a model folder, a ``.gguf`` file (converted once into the
+            user's cache), or ``"smollm2"``, the default model that needs no network.
+        dtype: ``"auto"`` is bfloat16 on CUDA devices that have it (else float16) and float32
+            elsewhere; or ``"float32"``, ``"bfloat16"``, ``"float16"``.
+        device: ``"auto"`` is the first CUDA device, else the CPU; or a torch device.
+        revision: Branch, tag or commit on the hub.
+        trust_remote_code: Run code that comes with the model.
+
+    Raises:
+        ModelError: Nothing loadable is found there.
+        UnsupportedModelError: The model lacks what prompt caching needs.
+        MissingDependencyError: A GGUF file without the ``gguf`` extra.
+        ConfigError: An unknown dtype or device.
+    """
+    chosen_device = _choose_device(device)
+    chosen_dtype = _choose_dtype(dtype, chosen_device)
+    with _quiet_progress():
+        source = _resolve(name_or_path)
+    options: dict[str, Any] = {
+        "revision": revision or "main",
+        "trust_remote_code": trust_remote_code,
+    }
+    with _quiet_progress(), _explained(name_or_path):
+        config = AutoConfig.from_pretrained(source, **options)
+        check_supported(config)
+        tokenizer = AutoTokenizer.from_pretrained(source, **options)
+        model = AutoModelForCausalLM.from_pretrained(
+            source, config=config, dtype=chosen_dtype, **options
+        )
+    model.to(chosen_device)
+    folder = _folder_of(source, revision=options["revision"])
+    return _wrap(model, tokenizer, name=str(name_or_path), folder=folder)
+
+
+def wrap_model(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, name: str = ""
+) -> LoadedModel:
+    """Use a model that is already in memory; its weights, device and dtype stay as they are.
+
+    The model is put into eval mode. Its fingerprint is taken now: weights or adapters changed later
+    need another call.
+
+    Args:
+        model: A causal language model.
+        tokenizer: Its fast tokenizer.
+        name: What to call it; by default the name it was loaded by.
+
+    Raises:
+        ModelError: A tokenizer without a fast backend.
+        UnsupportedModelError: The model lacks what prompt caching needs.
+    """
+    return _wrap(model, tokenizer, name=name or model.name_or_path or type(model).__name__)
+
+
+def _wrap(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    name: str,
+    folder: Path | None = None,
+) -> LoadedModel:
+    check_supported(model.config, model)
+    model.eval()
+    wrapped = TextTokenizer(tokenizer, eos_ids=_eos_ids(model))
+    digest = _weights_digest(model, folder) if folder else None
+    return LoadedModel(
+        model=model,
+        tokenizer=wrapped,
+        name=name,
+        fingerprint=fingerprint_of(model, wrapped, weights_digest=digest),
+        device=model.device,
+        dtype=model.dtype,
+        architecture=type(model).__name__,
+        max_position=int(model.config.max_position_embeddings),
+    )
+
+
+def _choose_device(device: torch.device | str) -> torch.device:
+    if device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        chosen = torch.device(device)
+    except RuntimeError as error:
+        raise ConfigError(f"unknown device {device!r}; use 'auto', 'cpu' or 'cuda'") from error
+    if chosen.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(
+            f"device {str(device)!r} was asked for, but torch {torch.__version__} sees no CUDA "
+            f"device; use 'cpu' or 'auto'"
+        )
+    return chosen
+
+
+def _choose_dtype(dtype: torch.dtype | str, device: torch.device) -> torch.dtype:
+    if dtype == "auto":
+        if device.type != "cuda":
+            return torch.float32
+        return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16
+    chosen = _DTYPES.get(str(dtype).removeprefix("torch."))
+    if chosen is None:
+        allowed = ", ".join(map(repr, ("auto", *_DTYPES)))
+        raise ConfigError(f"dtype must be one of {allowed}; got {str(dtype)!r}")
+    return chosen
+
+
+def _resolve(name_or_path: str | Path) -> str:
+    """What ``from_pretrained`` is given: a folder, or a name on the hub."""
+    if name_or_path == DEFAULT_MODEL:
+        return str(convert_gguf(find_default_gguf()))
+    path = Path(name_or_path).expanduser()
+    if path.suffix.lower() == ".gguf":
+        if not path.is_file():
+            raise ModelError(f"no GGUF file at {path}; check the path")
+        return str(convert_gguf(path))
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise ModelError(
+                f"{path} is not a model folder: it holds no config.json. Give the folder that "
+                f"save_pretrained wrote, or a .gguf file"
+            )
+        return str(path)
+    if isinstance(name_or_path, Path) or path.is_absolute() or str(name_or_path).startswith("."):
+        raise ModelError(f"there is no model folder or .gguf file at {path}; check the path")
+    return str(name_or_path)
+
+
+@contextmanager
+def _explained(name: str | Path) -> Iterator[None]:
+    """Turn what transformers raises for an unusable model into a ``ModelError``."""
+    try:
+        yield
+    except (OSError, ImportError) as error:
+        raise ModelError(
+            f"cannot load {str(name)!r}: {_first_line(error)}. If it is a name on the hub, load it "
+            f"once while online, or give the path of a model folder or .gguf file; "
+            f"{DEFAULT_MODEL!r} needs no network"
+        ) from error
+    except (ValueError, KeyError) as error:
+        raise ModelError(
+            f"{str(name)!r} is not a causal language model that transformers "
+            f"{transformers.__version__} knows: {_first_line(error)}. Update transformers, or pass "
+            f"trust_remote_code=True if the model brings code that you trust"
+        ) from error
+
+
+def _first_line(error: BaseException) -> str:
+    text = str(error).strip()
+    return text.splitlines()[0].rstrip(". ") if text else type(error).__name__
+
+
+_progress_lock = threading.Lock()
+_num_quiet = 0
+_was_shown = False
+
+
+@contextmanager
+def _quiet_progress() -> Iterator[None]:
+    """Hide transformers' progress bars meanwhile; what the host has set comes back at the end."""
+    global _num_quiet, _was_shown  # noqa: PLW0603 - the switch in transformers is global, too
+    with _progress_lock:
+        if _num_quiet == 0:
+            _was_shown = transformers_logging.is_progress_bar_enabled()
+            if _was_shown:
+                transformers_logging.disable_progress_bar()
+        _num_quiet += 1
+    try:
+        yield
+    finally:
+        with _progress_lock:
+            _num_quiet -= 1
+            if _num_quiet == 0 and _was_shown:
+                transformers_logging.enable_progress_bar()
+
+
+def _eos_ids(model: PreTrainedModel) -> tuple[int, ...]:
+    """Every id that the model's settings say ends a generation."""
+    found: list[int] = []
+    for settings in (model.generation_config, model.config):
+        value = getattr(settings, "eos_token_id", None)
+        if value is not None:
+            found += value if isinstance(value, list | tuple) else [value]
+    return tuple(dict.fromkeys(int(token_id) for token_id in found))
+
+
+def _folder_of(source: str, *, revision: str) -> Path | None:
+    """The folder that a model was loaded from; ``None`` where it cannot be told."""
+    if Path(source).is_dir():
+        return Path(source)
+    options: dict[str, Any] = {"revision": revision, "local_files_only": True}
+    config = cached_file(
+        source, "config.json", _raise_exceptions_for_missing_entries=False, **options
+    )
+    return Path(config).parent if config else None
+
+
+def _weights_digest(model: PreTrainedModel, folder: Path) -> str:
+    """``digest_weights``, remembered while the files of the model's folder stay as they are.
+
+    Kept beside a converted model, and in the user's cache for folders that are not ours.
+    """
+    files = [path for path in folder.iterdir() if path.suffix in _WEIGHT_SUFFIXES]
+    files = [path for path in files if not path.name.endswith(_DIGEST_FILE) and path.is_file()]
+    if any(path.name == "adapter_config.json" for path in files):
+        return digest_weights(model)  # the weights below the adapter lie elsewhere
+    salt = f"{transformers.__version__} {type(model).__name__} {model.dtype}"
+    signature = file_signature(files, salt=salt)
+    if folder.is_relative_to(cache_folder()):
+        memo = folder / f"{model.dtype}-{_DIGEST_FILE}".removeprefix("torch.")
+    else:
+        memo = cache_folder() / "digests" / f"{signature}.json"
+    digest = recall(memo, signature)
+    if digest is None:
+        digest = digest_weights(model)
+        remember(memo, signature, digest)
+    return digest

@@ -1,0 +1,228 @@
+"""Text to token ids, so that only a template makes control tokens and joined pieces gain no spaces.
+
+Ids are made once per piece and concatenated, never made from joined text. Three things of a
+Hugging Face tokenizer stand against that, and each is switched off on private copies:
+
+* control tokens are recognised anywhere in a text (``encode_text`` keeps them plain);
+* a post-processor adds BOS or EOS to every call (``bos_ids`` says what belongs at the very start);
+* sentencepiece-like tokenizers put a space before every text (only the first piece gets it here).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import TYPE_CHECKING, Any
+
+from tokenizers import Tokenizer
+
+from pc_rag.errors import ModelError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from transformers import PreTrainedTokenizerBase
+
+    from pc_rag.types import TokenIds
+
+_PROBE = "a"
+"""Text that shows what a post-processor adds around any text."""
+
+
+class TextTokenizer:
+    """A fast Hugging Face tokenizer behind the three calls that prompt caching needs.
+
+    The wrapped tokenizer is not modified. Every method may be called from any thread.
+
+    Args:
+        tokenizer: A fast tokenizer (one with a ``tokenizers`` backend).
+        eos_ids: Further ids that end a generation, such as those of a generation config.
+
+    Attributes:
+        bos_ids: The ids the tokenizer itself puts before a plain text; empty if it puts none.
+        control_ids: Ids of control tokens: no text makes them, only a template does.
+        eos_ids: Every id that ends a generation.
+        chat_template: Jinja source of the chat template; ``None`` without one.
+        digest: Hex SHA-256 over vocabulary, rules, special tokens and chat template.
+
+    Raises:
+        ModelError: A Python ("slow") tokenizer.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, *, eos_ids: Iterable[int] = ()) -> None:
+        self._hf = tokenizer
+        self.chat_template = _template_of(tokenizer)
+        self._template = _private_copy(tokenizer)
+        source = self._template.to_str()
+        self.digest = _digest_of(source, self.chat_template)
+        spec = json.loads(source)
+        self.control_ids = frozenset(_find_control_ids(spec, self.chat_template))
+        self._unk_ids = {i for i in (getattr(tokenizer, "unk_token_id", None),) if i is not None}
+        is_changed = _make_special(spec, self.control_ids)
+        self._text = _plain_text_encoder(json.dumps(spec) if is_changed else source)
+        self._continuation = self._text
+        self._has_dummy_prefix = _drop_dummy_prefix(spec)
+        if self._has_dummy_prefix:
+            self._continuation = _plain_text_encoder(json.dumps(spec))
+        self.bos_ids = self._find_bos_ids()
+        own_eos = getattr(tokenizer, "eos_token_id", None)
+        self.eos_ids = frozenset(eos_ids) | ({own_eos} if own_eos is not None else set())
+
+    @property
+    def backend(self) -> Tokenizer:
+        """A private ``tokenizers.Tokenizer``, for ``DecodeStream``. Not to be modified."""
+        return self._template
+
+    @property
+    def hf_tokenizer(self) -> PreTrainedTokenizerBase:
+        """The wrapped tokenizer, for rendering its chat template. Not to be modified."""
+        return self._hf
+
+    def encode_text(self, text: str, *, is_first: bool = False) -> TokenIds:
+        """Token ids of plain text: control tokens in it stay text, and no BOS or EOS is added.
+
+        Args:
+            text: Any text.
+            is_first: The text stands at the very start of the prompt. Only there a tokenizer of
+                the sentencepiece kind puts the space it puts before every text.
+        """
+        encoder = self._text if is_first else self._continuation
+        return tuple(self._encode_plain(text, encoder))
+
+    def encode_template(self, text: str, *, is_first: bool = False) -> TokenIds:
+        """Token ids of template text: control tokens are parsed, and no BOS or EOS is added.
+
+        Args:
+            text: Text of a chat template.
+            is_first: As for ``encode_text``.
+        """
+        encoding = self._template.encode(text, add_special_tokens=False)
+        if is_first or not self._has_dummy_prefix:
+            return tuple(encoding.ids)
+        # The space before the text goes; what follows a control token is as the tokenizer has it.
+        for index, token_id in enumerate(encoding.ids):
+            if token_id in self.control_ids:
+                leading = text[: encoding.offsets[index][0]]
+                return self.encode_text(leading) + tuple(encoding.ids[index:])
+        return self.encode_text(text)
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Text of token ids, control tokens left out. Incomplete characters become U+FFFD."""
+        return self._template.decode(list(token_ids), skip_special_tokens=True)
+
+    def _encode_plain(self, text: str, encoder: Tokenizer) -> list[int]:
+        encoding = encoder.encode(text, add_special_tokens=False)
+        reserved = self.control_ids - self._unk_ids
+        if reserved.isdisjoint(encoding.ids):
+            return list(encoding.ids)
+        # A vocabulary that holds control tokens as ordinary pieces (Unigram): encode around them.
+        ids: list[int] = []
+        start = 0
+        for token_id, (begin, end) in zip(encoding.ids, encoding.offsets, strict=True):
+            if token_id not in reserved or end - begin < 2:  # noqa: PLR2004 - one character is not cut
+                continue
+            cut = begin + 1
+            ids += self._encode_plain(text[start:cut], encoder)
+            encoder = self._continuation
+            start = cut
+        if start == 0:
+            return list(encoding.ids)
+        return ids + self._encode_plain(text[start:], encoder)
+
+    def _find_bos_ids(self) -> TokenIds:
+        plain = self._template.encode(_PROBE, add_special_tokens=False).ids
+        full = self._template.encode(_PROBE, add_special_tokens=True).ids
+        for start in range(len(full) - len(plain) + 1):
+            if full[start : start + len(plain)] == plain:
+                return tuple(full[:start])
+        return ()
+
+
+def _private_copy(tokenizer: PreTrainedTokenizerBase) -> Tokenizer:
+    """The tokenizer's backend, without truncation and padding that callers may have left in it."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if not getattr(tokenizer, "is_fast", False) or not isinstance(backend, Tokenizer):
+        raise ModelError(
+            f"tokenizer {type(tokenizer).__name__} is implemented in Python; pc-rag needs a fast "
+            f"tokenizer (a tokenizer.json beside the model). Convert it, for example with "
+            f"AutoTokenizer.from_pretrained(..., use_fast=True).save_pretrained(folder), and load "
+            f"that folder"
+        )
+    copy = Tokenizer.from_str(backend.to_str())
+    copy.no_truncation()
+    copy.no_padding()
+    return copy
+
+
+def _digest_of(source: str, chat_template: str | None) -> str:
+    digest = hashlib.sha256(source.encode())
+    digest.update(b"\0template\0")
+    digest.update((chat_template or "").encode())
+    return digest.hexdigest()
+
+
+def _template_of(tokenizer: PreTrainedTokenizerBase) -> str | None:
+    template = tokenizer.chat_template
+    if isinstance(template, dict):  # several named templates
+        template = template.get("default")
+    return template or None
+
+
+def _find_control_ids(spec: dict[str, Any], chat_template: str | None) -> set[int]:
+    """Ids of what a template may write and no text may.
+
+    These are the special tokens, and those added tokens without the flag that the chat template
+    names (``<think>``). Other added tokens are text: runs of spaces, for example.
+    """
+    control_ids: set[int] = set()
+    for token in spec.get("added_tokens", ()):
+        content = token["content"]
+        named = chat_template is not None and content.strip() != "" and content in chat_template
+        if token["special"] or named:
+            control_ids.add(token["id"])
+    return control_ids
+
+
+def _make_special(spec: dict[str, Any], control_ids: frozenset[int]) -> bool:
+    """Flag every control token in a tokenizer's JSON as special; whether one was not."""
+    plain = [
+        token
+        for token in spec.get("added_tokens", ())
+        if token["id"] in control_ids and not token["special"]
+    ]
+    for token in plain:
+        token["special"] = True
+    return bool(plain)
+
+
+def _plain_text_encoder(source: str) -> Tokenizer:
+    """A tokenizer that recognises no special token."""
+    encoder = Tokenizer.from_str(source)
+    encoder.encode_special_tokens = True
+    return encoder
+
+
+def _drop_dummy_prefix(spec: dict[str, Any]) -> bool:
+    """Remove from a tokenizer's JSON whatever puts a space before a text; whether any did."""
+    changed = False
+    for part in ("normalizer", "pre_tokenizer"):
+        if spec.get(part):
+            spec[part], part_changed = _without_dummy_prefix(spec[part])
+            changed = changed or part_changed
+    return changed
+
+
+def _without_dummy_prefix(step: dict[str, Any]) -> tuple[dict[str, Any] | None, bool]:
+    kind = step["type"]
+    if kind == "Sequence":
+        name = "normalizers" if "normalizers" in step else "pretokenizers"
+        results = [_without_dummy_prefix(child) for child in step[name]]
+        children = [child for child, _ in results if child is not None]
+        return {**step, name: children}, any(changed for _, changed in results)
+    if kind == "Prepend":
+        return None, True
+    if kind == "Metaspace" and step.get("prepend_scheme") != "never":
+        return {**step, "prepend_scheme": "never"}, True
+    if kind == "ByteLevel" and step.get("add_prefix_space"):
+        return {**step, "add_prefix_space": False}, True
+    return step, False
