@@ -155,6 +155,16 @@ class KVStore(Protocol):
         """
         ...
 
+    def pin(self, key: ModuleKey, *, pinned: bool = True) -> bool:
+        """Protect an entry from eviction, or stop protecting it. Whether it is there.
+
+        A pin lasts as long as the entry: where the tier is durable, over restarts.
+
+        Raises:
+            StoreIOError: The medium failed.
+        """
+        ...
+
     def remove(self, key: ModuleKey) -> bool:
         """Forget an entry; readers that hold a lease keep theirs. Whether it was there."""
         ...

@@ -22,11 +22,11 @@ class Entry:
 
     Attributes:
         address: What names it, token ids included.
-        keys: ``[num_layers, num_kv_heads, num_tokens, head_dim]``.
-        values: ``[num_layers, num_kv_heads, num_tokens, head_dim]``.
+        keys: ``[num_layers, num_kv_heads, num_tokens, head_dim]``, of the address's dtype.
+        values: ``[num_layers, num_kv_heads, num_tokens, head_dim]``, of the address's dtype.
 
     Raises:
-        StoreError: The tensors do not hold exactly the address's tokens.
+        StoreError: The tensors do not hold exactly the address's tokens, or are of another dtype.
     """
 
     address: EntryAddress
@@ -41,6 +41,11 @@ class Entry:
                     f"entry {self.address.key[:12]}: {name} have shape {tuple(tensor.shape)}; "
                     f"expected [num_layers, num_kv_heads, {expected}, head_dim] for the "
                     f"{expected} tokens of its address"
+                )
+            if str(tensor.dtype) != f"torch.{self.address.dtype.value}":
+                raise StoreError(
+                    f"entry {self.address.key[:12]}: {name} are {tensor.dtype}; its address says "
+                    f"{self.address.dtype.value}: convert them before they are stored"
                 )
 
     @property
