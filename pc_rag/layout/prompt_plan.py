@@ -66,13 +66,13 @@ def plan_prompt(
             placer.place_text(step)
     plan = RequestPlan(tuple(placer.parts))
     overflow = _overflow(plan, max_position)
+    place = prompt.location
     if resolved.problems:
-        problems = resolved.problems + ((Problem(0, 0, overflow),) if overflow else ())
-        raise PromptError(problems, prompt.source)
+        too_long = (Problem(place.line, place.column, overflow),) if overflow else ()
+        raise PromptError(tuple(sorted((*resolved.problems, *too_long))), prompt.source)
     if overflow:
         raise LayoutError(f"{prompt.source}: {overflow}")
     if not plan.num_tokens:
-        place = prompt.location
         message = "the prompt has no token; give it text, or import a module that has some"
         raise PromptError((Problem(place.line, place.column, message),), prompt.source)
     return with_fresh_end(plan)

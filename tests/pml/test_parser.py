@@ -122,7 +122,8 @@ def test_places_are_real_when_nodes_are_located():
     """Line and column are those of the tag and of the first visible character."""
     schema = pml.parse_schema(
         '<?xml version="1.0"?>\r\n<!-- head -->\r\n<schema name="s">\r\n'
-        '  中文 <module\r\n     name="a"><!-- c -->\r\n   x</module> <module name="b"/>\r\n</schema>'
+        '  中文 <module\r\n     name="a"><!-- c -->\r\n   x</module> <module name="b"/>\r\n'
+        "</schema>"
     )
     text, a, b = schema.children
     assert (schema.location.line, schema.location.column) == (3, 1)

@@ -121,7 +121,7 @@ def test_root_is_refused_when_it_is_no_prompt():
     assert "expected <prompt>" in problem.message
 
 
-@pytest.mark.parametrize("name", ["a", "_", "book.py", "a-b_c.9", "é", "模块", "ａ"])
+@pytest.mark.parametrize("name", ["a", "_", "book.py", "a-b_c.9", "é", "模块", "\uff41"])
 def test_name_is_taken_when_it_can_be_a_tag(name):
     """What is a name is a tag without a colon: a module can be imported under it."""
     assert is_name(name)

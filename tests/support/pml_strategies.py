@@ -81,18 +81,19 @@ def schemas_with_prompts(draw: st.DrawFn) -> tuple[Schema, Prompt]:
 
 def to_xml(node: object) -> str:
     """The XML of a node, all whitespace preserved."""
-    space = ' xml:space="preserve"'
-    if isinstance(node, Text):
-        return escape(node.text, {"\r": "&#13;"})
-    if isinstance(node, Union):
-        return f"<union>{''.join(map(to_xml, node.members))}</union>"
-    inside = "".join(map(to_xml, node.children))
-    if isinstance(node, Schema):
-        return f'<schema name="{node.name}"{space}>{inside}</schema>'
-    if isinstance(node, Prompt):
-        return f'<prompt schema="{node.schema}"{space}>{inside}</prompt>'
-    if isinstance(node, Module):
-        return f'<module name="{node.name}">{inside}</module>'
-    if isinstance(node, RoleBlock):
-        return f"<{node.role}>{inside}</{node.role}>"
-    return f"<{node.name}>{inside}</{node.name}>"
+    match node:
+        case Text(text=text):
+            return escape(text, {"\r": "&#13;"})
+        case Union(members=members):
+            tag, attributes, children = "union", "", members
+        case Schema(name=name, children=children):
+            tag, attributes = "schema", f' name="{name}" xml:space="preserve"'
+        case Prompt(schema=name, children=children):
+            tag, attributes = "prompt", f' schema="{name}" xml:space="preserve"'
+        case Module(name=name, children=children):
+            tag, attributes = "module", f' name="{name}"'
+        case RoleBlock(role=role, children=children):
+            tag, attributes = str(role), ""
+        case Import(name=name, children=children):
+            tag, attributes = name, ""
+    return f"<{tag}{attributes}>{''.join(map(to_xml, children))}</{tag}>"
