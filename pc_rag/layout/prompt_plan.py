@@ -1,0 +1,152 @@
+"""From a PML prompt and the layout of its schema to the plan of a request."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pc_rag.errors import LayoutError, Problem, PromptError
+from pc_rag.layout.plan import Cached, Fresh, RequestPlan
+from pc_rag.layout.repair import with_fresh_end
+from pc_rag.layout.resolve import RunStep, TextStep, resolve
+from pc_rag.layout.schema_layout import ANONYMOUS_LABEL
+from pc_rag.types import HitKind, PositionPolicy, Span
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pc_rag.layout.plan import Part
+    from pc_rag.layout.schema_layout import Run, SchemaLayout
+    from pc_rag.layout.tokenize import TextEncoder
+    from pc_rag.pml.nodes import Prompt
+    from pc_rag.types import ModuleKey, TokenIds
+
+
+def plan_prompt(
+    layout: SchemaLayout,
+    prompt: Prompt,
+    encoder: TextEncoder,
+    *,
+    policy: PositionPolicy,
+    entry_key: Callable[[int], ModuleKey],
+    max_position: int | None,
+) -> RequestPlan:
+    """Decide which tokens of a prompt are cached and which fresh, and where each lies.
+
+    Runs are cached; text of the prompt is fresh. Always-included runs behind the first text of the
+    prompt are fresh too, as they must see it, and so is what opens the assistant's turn. The last
+    token is always fresh.
+
+    Under ``packed`` spans follow each other. Under ``reserved`` every run keeps its reserved start
+    and gaps stay; text that does not fit into the gap behind it pushes the following runs back, as
+    far as it is too long and until a gap takes it up::
+
+        reserved   |run A |      gap      |run B  |
+        packed     |run A |text|run B  |
+        reserved   |run A |text|   gap    |run B  |
+        reserved   |run A |text too long for the gap|run B  |
+
+    Args:
+        layout: Of the schema that the prompt names.
+        prompt: A parsed prompt.
+        encoder: The one that the layout was made with.
+        policy: How spans are given out.
+        entry_key: The key of a run's entry, by index of the run.
+        max_position: Position IDs that the model has; ``None`` where it sets no limit.
+
+    Raises:
+        PromptError: The prompt does not fit the schema; lists every problem.
+        LayoutError: The prompt needs more position IDs than the model has.
+    """
+    resolved = resolve(layout, prompt, encoder)
+    placer = _Placer(layout.runs, policy, entry_key)
+    for step in resolved.steps:
+        if isinstance(step, RunStep):
+            placer.place_run(step)
+        else:
+            placer.place_text(step)
+    plan = RequestPlan(tuple(placer.parts))
+    overflow = _overflow(plan, max_position)
+    place = prompt.location
+    if resolved.problems:
+        too_long = (Problem(place.line, place.column, overflow),) if overflow else ()
+        raise PromptError(tuple(sorted((*resolved.problems, *too_long))), prompt.source)
+    if overflow:
+        raise LayoutError(f"{prompt.source}: {overflow}")
+    if not plan.num_tokens:
+        message = "the prompt has no token; give it text, or import a module that has some"
+        raise PromptError((Problem(place.line, place.column, message),), prompt.source)
+    return with_fresh_end(plan)
+
+
+def _overflow(plan: RequestPlan, max_position: int | None) -> str:
+    if max_position is None or plan.end <= max_position:
+        return ""
+    return (
+        f"context overflow: the prompt has {plan.num_tokens} tokens and needs position IDs up to "
+        f"{plan.end}, the model has {max_position}; import less, or shorten the text by "
+        f"{plan.end - max_position} tokens"
+    )
+
+
+class _Placer:
+    """Gives spans to steps, one after the other.
+
+    Attributes:
+        parts: What has been placed.
+    """
+
+    # _exact: indexes of the runs placed so far while all of them are exact, then None.
+
+    def __init__(
+        self,
+        runs: tuple[Run, ...],
+        policy: PositionPolicy,
+        entry_key: Callable[[int], ModuleKey],
+    ) -> None:
+        self._runs = runs
+        self._policy = policy
+        self._entry_key = entry_key
+        self._cursor = 0
+        self._has_text = False
+        self._exact: list[int] | None = []
+        self.parts: list[Part] = []
+
+    def place_text(self, step: TextStep) -> None:
+        self._add_fresh(step.token_ids, self._cursor, label="")
+        self._has_text = True
+        self._exact = None
+
+    def place_run(self, step: RunStep) -> None:
+        run = self._runs[step.index]
+        token_ids = run.token_ids[step.rows.start : step.rows.end]
+        start = self._cursor
+        if self._policy is PositionPolicy.RESERVED:
+            start = max(start, run.span.start + step.rows.start)
+        if self._has_text and run.label == ANONYMOUS_LABEL:
+            self._add_fresh(token_ids, start, label=run.label)
+            return
+        part = Cached(
+            label=run.label,
+            key=self._entry_key(step.index),
+            token_ids=token_ids,
+            span=Span(start, start + len(token_ids)),
+            rows=step.rows,
+            encoded_start=run.span.start,
+            hit_kind=self._hit_kind(step.index, start - step.rows.start),
+        )
+        self.parts.append(part)
+        self._cursor = part.span.end
+
+    def _hit_kind(self, index: int, start: int) -> HitKind:
+        """Exact where all before is exact, is just what the run attended, and nothing moved."""
+        run = self._runs[index]
+        if self._exact is not None and (tuple(self._exact), start) == (run.context, run.span.start):
+            self._exact.append(index)
+            return HitKind.EXACT
+        self._exact = None
+        return HitKind.COMPOSED
+
+    def _add_fresh(self, token_ids: TokenIds, start: int, *, label: str) -> None:
+        span = Span(start, start + len(token_ids))
+        self.parts.append(Fresh(token_ids=token_ids, span=span, label=label))
+        self._cursor = span.end

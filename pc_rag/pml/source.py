@@ -1,0 +1,138 @@
+"""The characters of a document, and where its tags stand in them.
+
+lxml knows the line of an element but no column, and no place at all for text. The places come from
+one more pass over the characters of a document that lxml has found well-formed, in which every
+piece of markup can be told by its first characters.
+"""
+
+from __future__ import annotations
+
+import codecs
+import re
+from bisect import bisect_right
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pc_rag.errors import PMLSyntaxError, Problem
+from pc_rag.pml.nodes import Location
+from pc_rag.pml.whitespace import indentation
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ENCODINGS = ("utf-8", "utf-16", "us-ascii", "iso-8859-1")
+"""Encodings that a document of bytes may declare; without a declaration it is UTF-8."""
+
+_DECLARED_ENCODING = re.compile(rb"""\A<\?xml\s[^>]*?encoding\s*=\s*["']([A-Za-z0-9._-]+)["']""")
+_BYTE_ORDER_MARKS = (
+    (codecs.BOM_UTF8, "utf-8-sig"),
+    (codecs.BOM_UTF16_LE, "utf-16"),
+    (codecs.BOM_UTF16_BE, "utf-16"),
+)
+_MARKUP = re.compile(
+    r"""<!--.*?-->|<!\[CDATA\[.*?\]\]>|<\?.*?\?>|<[^!?>"'](?:[^>"']|"[^"]*"|'[^']*')*+>""",
+    re.DOTALL,
+)
+_PROLOG = re.compile(r"(?:\s|<\?.*?\?>|<!--.*?-->)*+", re.DOTALL)
+_DOCTYPE = "<!DOCTYPE"
+
+
+@dataclass(frozen=True, slots=True)
+class Markup:
+    """One tag, comment or processing instruction.
+
+    Attributes:
+        start: Offset of its ``<``.
+        end: Offset behind its ``>``.
+        is_empty_element: It is a start tag that ends in ``/>``.
+    """
+
+    start: int
+    end: int
+    is_empty_element: bool
+
+
+class SourceText:
+    """A document as characters, with line feeds as its only line breaks.
+
+    Args:
+        text: The characters.
+    """
+
+    def __init__(self, text: str) -> None:
+        self.text = text.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
+        self._line_starts = [0, *(match.end() for match in re.finditer("\n", self.text))]
+
+    def location(self, offset: int) -> Location:
+        """Line and column of an offset."""
+        line = bisect_right(self._line_starts, offset)
+        return Location(line, offset - self._line_starts[line - 1] + 1)
+
+    def text_location(self, offset: int) -> Location:
+        """Line and column of the first visible character at or behind an offset."""
+        rest = re.compile(r"[ \t\n]*").match(self.text, offset)
+        return self.location(rest.end() if rest else offset)
+
+    def line_indentation(self, offset: int) -> str:
+        """The whitespace that begins the line of an offset."""
+        line = bisect_right(self._line_starts, offset)
+        return indentation(self.text, self._line_starts[line - 1])
+
+    def markup(self) -> Iterator[Markup]:
+        """Tags, comments and processing instructions in order, of a well-formed document."""
+        for match in _MARKUP.finditer(self.text):
+            piece = match.group()
+            if not piece.startswith("<![CDATA["):
+                is_empty = piece.endswith("/>") and not piece.startswith(("<!", "<?"))
+                yield Markup(match.start(), match.end(), is_empty)
+
+    def doctype_location(self) -> Location | None:
+        """Where the document declares a DTD; ``None`` where it does not."""
+        prolog = _PROLOG.match(self.text)
+        offset = prolog.end() if prolog else 0
+        return self.location(offset) if self.text.startswith(_DOCTYPE, offset) else None
+
+
+def decode(document: str | bytes, source: str) -> SourceText:
+    """The characters of a document.
+
+    Args:
+        document: Characters, or bytes in one of ``ENCODINGS``.
+        source: Name of the document, for errors.
+
+    Raises:
+        PMLSyntaxError: The bytes are not in the encoding they declare, or declare another one, or
+            the characters cannot be written as UTF-8.
+    """
+    if isinstance(document, bytes):
+        document = _decode_bytes(document, source)
+    text = SourceText(document)
+    try:
+        text.text.encode()
+    except UnicodeEncodeError as error:
+        place = text.location(error.start)
+        problem = f"{text.text[error.start]!r} is half of a surrogate pair and no character of XML"
+        raise PMLSyntaxError((Problem(place.line, place.column, problem),), source) from error
+    return text
+
+
+def _decode_bytes(document: bytes, source: str) -> str:
+    encoding = next((name for mark, name in _BYTE_ORDER_MARKS if document.startswith(mark)), None)
+    if encoding is None:
+        declared = _DECLARED_ENCODING.match(document)
+        encoding = declared.group(1).decode().lower() if declared else "utf-8"
+        if encoding not in (*ENCODINGS, "ascii", "latin-1"):
+            problem = (
+                f"encoding {encoding!r} is not one of {', '.join(ENCODINGS)}; save it as UTF-8"
+            )
+            raise PMLSyntaxError((Problem(1, 1, problem),), source)
+    try:
+        return document.decode(encoding)
+    except UnicodeDecodeError as error:
+        before = SourceText(document[: error.start].decode(encoding, errors="replace"))
+        place = before.location(len(before.text))
+        problem = (
+            f"byte 0x{document[error.start]:02x} is not {encoding.removesuffix('-sig')}; save the "
+            "document as UTF-8, or declare its encoding in the first line"
+        )
+        raise PMLSyntaxError((Problem(place.line, place.column, problem),), source) from error

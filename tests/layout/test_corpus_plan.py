@@ -1,0 +1,173 @@
+"""Retrieved chunks become plans without PML."""
+
+from __future__ import annotations
+
+import pytest
+
+from pc_rag.errors import LayoutError, PromptError
+from pc_rag.layout import Cached, EntryPiece, FreshKind, TextPiece, plan_chunks
+from pc_rag.types import HitKind, ModuleKey, PositionPolicy, Span
+from tests.support.char_encoder import decode
+
+
+def text(characters):
+    return TextPiece(tuple(map(ord, characters)))
+
+
+def chunk(characters, *, encoded_start=6, context_is_prefix=True):
+    return EntryPiece(
+        label=characters[:1],
+        key=ModuleKey(characters),
+        token_ids=tuple(map(ord, characters)),
+        encoded_start=encoded_start,
+        context_is_prefix=context_is_prefix,
+    )
+
+
+def prefix(characters):
+    return EntryPiece(
+        label="prefix",
+        key=ModuleKey(characters),
+        token_ids=tuple(map(ord, characters)),
+        encoded_start=0,
+        context_is_prefix=True,
+        is_prefix=True,
+    )
+
+
+def shown(plan):
+    return [
+        (
+            str(part.hit_kind) if isinstance(part, Cached) else str(part.kind),
+            decode(part.token_ids),
+            part.span.start,
+        )
+        for part in plan.parts
+    ]
+
+
+PIECES = [prefix("PREFIX"), chunk("aaaa"), text("--"), chunk("bb"), text("Why?")]
+
+
+def test_spans_follow_each_other_when_packed():
+    """The prefix and the chunk right behind it are exact, later chunks composed."""
+    assert shown(plan_chunks(PIECES, policy=PositionPolicy.PACKED)) == [
+        ("exact", "PREFIX", 0),
+        ("exact", "aaaa", 6),
+        ("text", "--", 10),
+        ("composed", "bb", 12),
+        ("text", "Why?", 14),
+    ]
+
+
+def test_chunks_lie_in_their_slots_when_reserved():
+    """Slot i starts i slot lengths behind the prefix; text in front of a chunk shares its slot."""
+    plan = plan_chunks(PIECES, policy=PositionPolicy.RESERVED, slot_tokens=10)
+    assert shown(plan) == [
+        ("exact", "PREFIX", 0),
+        ("exact", "aaaa", 6),
+        ("text", "--", 16),
+        ("composed", "bb", 18),
+        ("text", "Why?", 20),
+    ]
+
+
+def test_slots_are_pushed_when_text_fills_them():
+    """Text is never lost: what does not fit pushes the next chunk, until a gap takes it up."""
+    pieces = [text("=" * 9), chunk("aaaa"), chunk("bb"), chunk("c"), text("?")]
+    plan = plan_chunks(pieces, policy=PositionPolicy.RESERVED, slot_tokens=6)
+    assert [part.span.start for part in plan.parts] == [0, 9, 13, 15, 16]
+    plan = plan_chunks(pieces, policy=PositionPolicy.RESERVED, slot_tokens=9)
+    assert [part.span.start for part in plan.parts] == [0, 9, 13, 18, 19]
+
+
+@pytest.mark.parametrize(
+    ("pieces", "kind"),
+    [
+        ([prefix("PREFIX"), chunk("a")], HitKind.EXACT),
+        ([prefix("PREFIX"), chunk("a", encoded_start=7)], HitKind.COMPOSED),
+        ([prefix("PREFIX"), chunk("a", context_is_prefix=False)], HitKind.COMPOSED),
+        ([prefix("PREFIX"), text("x"), chunk("a", encoded_start=7)], HitKind.COMPOSED),
+        ([text("PREFIX"), chunk("a")], HitKind.COMPOSED),
+        ([chunk("a", encoded_start=0)], HitKind.EXACT),
+        ([chunk("a", encoded_start=3)], HitKind.COMPOSED),
+        ([text(""), chunk("a", encoded_start=0)], HitKind.EXACT),
+        ([chunk("x", encoded_start=0), chunk("a", encoded_start=1)], HitKind.COMPOSED),
+        ([prefix("PRE"), prefix("FIX"), chunk("a")], HitKind.COMPOSED),
+    ],
+)
+def test_hit_is_exact_when_its_context_is_all_before_it(pieces, kind):
+    """A chunk is exact right behind the prefix it was encoded behind, with nothing fresh before."""
+    plan = plan_chunks([*pieces, text("?")], policy=PositionPolicy.PACKED)
+    assert plan.cached[-1].hit_kind is kind
+
+
+def test_same_chunk_moves_twice_when_it_is_placed_twice():
+    """Both occurrences read the same entry, at different shifts (pitfall 2)."""
+    plan = plan_chunks([chunk("aa"), chunk("aa"), text("?")], policy=PositionPolicy.PACKED)
+    first, second = plan.cached
+    assert first.key == second.key
+    assert (first.shift, second.shift) == (-6, -4)
+
+
+def test_last_token_is_computed_when_all_are_stored():
+    """Cached chunks only, empty question (pitfall 6)."""
+    plan = plan_chunks([prefix("PREFIX"), chunk("aaaa"), text("")], policy=PositionPolicy.PACKED)
+    *_, last = plan.fresh
+    assert (last.kind, last.span, last.label) == (FreshKind.REPAIR, Span(9, 10), "a")
+    assert plan.num_cached_tokens == 9
+
+
+def test_last_token_is_computed_when_a_chunk_of_one_token_ends_the_prompt():
+    """The stored part vanishes as a whole."""
+    plan = plan_chunks([text("x"), chunk("a")], policy=PositionPolicy.PACKED)
+    assert shown(plan) == [("text", "x", 0), ("repair", "a", 1)]
+
+
+@pytest.mark.parametrize("num_tokens", [0, 1, 7, 10_000])
+def test_chunk_of_any_length_is_placed_when_packed(num_tokens):
+    """Empty, single token, and long chunks are right (pitfall 10)."""
+    piece = EntryPiece(
+        label="c",
+        key=ModuleKey("c"),
+        token_ids=(1,) * num_tokens,
+        encoded_start=0,
+        context_is_prefix=True,
+    )
+    plan = plan_chunks([piece, text("?")], policy=PositionPolicy.PACKED)
+    assert plan.num_cached_tokens == num_tokens
+    assert plan.end == num_tokens + 1
+
+
+def test_chunk_is_refused_with_numbers_when_it_is_longer_than_its_slot():
+    """Its token count and the limit are named (pitfall 10)."""
+    pieces = [prefix("PREFIX"), chunk("aaaa"), text("?")]
+    assert plan_chunks(pieces, policy=PositionPolicy.RESERVED, slot_tokens=4)
+    with pytest.raises(LayoutError, match="chunk 'a' has 4 tokens, a slot holds 3"):
+        plan_chunks(pieces, policy=PositionPolicy.RESERVED, slot_tokens=3)
+
+
+@pytest.mark.parametrize("slot_tokens", [None, 0])
+def test_reserved_is_refused_when_it_has_no_slot_length(slot_tokens):
+    """A corpus chooses its slot length at creation."""
+    with pytest.raises(LayoutError, match="needs a slot length"):
+        plan_chunks(PIECES, policy=PositionPolicy.RESERVED, slot_tokens=slot_tokens)
+
+
+def test_order_is_refused_when_a_prefix_stands_behind_a_chunk():
+    """Slots are counted from the end of the prefix."""
+    with pytest.raises(LayoutError, match="prefix 'prefix' stands behind chunk 'a'"):
+        plan_chunks([chunk("a"), prefix("P")], policy=PositionPolicy.PACKED)
+
+
+def test_overflow_is_refused_with_numbers_when_positions_run_out():
+    """The limit is exact."""
+    assert plan_chunks(PIECES, policy=PositionPolicy.PACKED, max_position=18)
+    with pytest.raises(LayoutError, match="18 tokens .* up to 18, the model has 17"):
+        plan_chunks(PIECES, policy=PositionPolicy.PACKED, max_position=17)
+
+
+def test_prompt_is_refused_when_it_has_no_token():
+    """There is nothing to generate from."""
+    with pytest.raises(PromptError, match="no token"):
+        plan_chunks([text("")], policy=PositionPolicy.PACKED)
