@@ -29,11 +29,12 @@ _NUM_GUESSES = 6
 _MAX_SEPARATOR_CHARS = 16
 
 _NON_WHITESPACE = re.compile(r"\S")
-_CLOSERS = "\"')\\]”’»"
+_CLOSERS = "\"')\\]”’»"  # noqa: RUF001 - typographic quotes close sentences
+_CJK_ENDS = "。！？"  # noqa: RUF001 - Chinese and Japanese put no space behind them
 _BOUNDARIES = (
     re.compile(r"\n[^\S\n]*\n"),  # paragraph
     re.compile(r"\n"),  # line
-    re.compile(rf"(?:(?<=[.!?…])|(?<=[.!?…][{_CLOSERS}]))\s|(?<=[。！？])"),  # sentence
+    re.compile(rf"(?:(?<=[.!?…])|(?<=[.!?…][{_CLOSERS}]))\s|(?<=[{_CJK_ENDS}])"),  # sentence
     re.compile(r"\s"),  # word
 )
 

@@ -122,7 +122,8 @@ class VectorIndex:
             return None, len(self._numbers)
         numbers = sorted({self._numbers[name] for name in allowed if name in self._numbers})
         selector = faiss.IDSelectorBatch(np.array(numbers, dtype=np.int64))
-        return faiss.SearchParameters(sel=selector), len(numbers)
+        # faiss adds the keyword, and the reference to the selector, when it is imported.
+        return faiss.SearchParameters(sel=selector), len(numbers)  # type: ignore[call-arg]
 
     def _remove(self, ids: Iterable[str]) -> int:
         numbers = [self._numbers.pop(name) for name in dict.fromkeys(ids) if name in self._numbers]

@@ -9,14 +9,50 @@ from pc_rag.corpus.readers.text import decode_text, refuse_binary
 from pc_rag.errors import IngestError, require
 
 if TYPE_CHECKING:
-    from bs4 import BeautifulSoup, PageElement
+    from bs4 import BeautifulSoup
+    from bs4.element import PageElement
 
-_UNSEEN = frozenset("script style template noscript head title svg iframe object".split())
-_PARAGRAPHS = frozenset(
-    "address article aside blockquote body details dialog div dl fieldset figure footer form h1 h2 "
-    "h3 h4 h5 h6 header hgroup hr html main nav ol p pre section table ul".split()
+_UNSEEN = frozenset(
+    {"script", "style", "template", "noscript", "head", "title", "svg", "iframe", "object"}
 )
-_LINES = frozenset("br caption dd dt figcaption legend li option summary tr".split())
+_PARAGRAPHS = frozenset(
+    {
+        "address",
+        "article",
+        "aside",
+        "blockquote",
+        "body",
+        "details",
+        "dialog",
+        "div",
+        "dl",
+        "fieldset",
+        "figure",
+        "footer",
+        "form",
+        "h1",
+        "h2",
+        "h3",
+        "h4",
+        "h5",
+        "h6",
+        "header",
+        "hgroup",
+        "hr",
+        "html",
+        "main",
+        "nav",
+        "ol",
+        "p",
+        "pre",
+        "section",
+        "table",
+        "ul",
+    }
+)
+_LINES = frozenset(
+    {"br", "caption", "dd", "dt", "figcaption", "legend", "li", "option", "summary", "tr"}
+)
 _CELLS = frozenset({"td", "th"})
 _SEPARATORS = ("", " ", " | ", "\n", "\n\n")
 """What may stand between two texts, weakest first."""

@@ -124,7 +124,8 @@ def _expand(path: str) -> list[_Root]:
     if Path(path).exists():
         whole = _absolute(path)
         return [_Root(whole, whole if whole.is_dir() else None)]
-    matches = sorted(glob.glob(path, recursive=True)) if glob.has_magic(path) else []
+    # glob.glob, since Path.glob takes no absolute pattern.
+    matches = sorted(glob.glob(path, recursive=True)) if glob.has_magic(path) else []  # noqa: PTH207
     if not matches:
         raise IngestError(
             f"{path}: no such file or folder, and no match as a glob; check the spelling and the "
@@ -173,12 +174,11 @@ class _Files:
 
     def _walk_folder(self, folder: Path, boundary: Path | None) -> Iterator[Path]:
         try:
-            names = sorted(os.listdir(folder))
+            paths = sorted(folder.iterdir())
         except OSError as error:
             self._skipped.append(SkippedFile(str(folder), error.strerror or str(error)))
             return
-        for name in names:
-            path = folder / name
-            if name.startswith(".") or (path.is_dir() and not self._recursive):
+        for path in paths:
+            if path.name.startswith(".") or (path.is_dir() and not self._recursive):
                 continue
             yield from self._walk(path, boundary)

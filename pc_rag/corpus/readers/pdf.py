@@ -28,7 +28,7 @@ def pdf_pages(data: bytes, source: str) -> list[str]:
         # Damaged files make pypdf raise KeyError, TypeError, RecursionError and more besides its
         # own errors; whatever it raises about these bytes means that they cannot be read.
         raise IngestError(
-            f"{source}: damaged PDF ({type(error).__name__}: {error}); write it anew from its origin"
+            f"{source}: damaged PDF ({type(error).__name__}: {error}); export it anew"
         ) from error
 
 
