@@ -71,6 +71,10 @@ class PromptError(_DocumentError):
     """A prompt that does not fit its schema, or an input that no prompt can be made of."""
 
 
+class IngestError(PromptCacheError):
+    """A document that cannot be read, or that a corpus cannot take in."""
+
+
 class LayoutError(PromptCacheError):
     """Tokens that do not fit: a context overflow, or a chunk longer than its slot."""
 

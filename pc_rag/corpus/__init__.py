@@ -1,1 +1,38 @@
-"""Placeholder docstring; its owner writes it."""
+"""Documents to chunks to entries: reading, chunking, the catalog, retrieval and recognition."""
+
+from __future__ import annotations
+
+from pc_rag.corpus.catalog import Catalog
+from pc_rag.corpus.chunking import Chunker, TextChunk
+from pc_rag.corpus.documents import Document, document_id
+from pc_rag.corpus.embedding import (
+    CallableEmbedder,
+    Embedder,
+    as_embedder,
+    default_embedder,
+    sentence_transformer,
+)
+from pc_rag.corpus.readers import PathReader, SkippedFile, python_reference, read_paths
+from pc_rag.corpus.recognition import Recognized, Recognizer
+from pc_rag.corpus.retrieval import ScoredId, VectorIndex
+
+__all__ = [
+    "CallableEmbedder",
+    "Catalog",
+    "Chunker",
+    "Document",
+    "Embedder",
+    "PathReader",
+    "Recognized",
+    "Recognizer",
+    "ScoredId",
+    "SkippedFile",
+    "TextChunk",
+    "VectorIndex",
+    "as_embedder",
+    "default_embedder",
+    "document_id",
+    "python_reference",
+    "read_paths",
+    "sentence_transformer",
+]

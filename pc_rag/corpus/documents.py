@@ -1,0 +1,74 @@
+"""The document: what a reader yields and a corpus takes in."""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from pc_rag.errors import IngestError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """A text with its origin.
+
+    Attributes:
+        text: The text, any length.
+        id: Name under which a later version replaces this one. ``None`` derives one; see
+            ``document_id``.
+        source: Where the text comes from: a file's path, an address; empty where unknown.
+        metadata: Facts to filter by. Copied, so later changes to the mapping do not show.
+
+    Raises:
+        IngestError: The text is not valid Unicode, the id is empty, or a metadata key or value is
+            not a string.
+    """
+
+    text: str
+    id: str | None = None
+    source: str = ""
+    metadata: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        name = self.source or self.id or "document without a source"
+        if self.id == "":
+            raise IngestError(f"{name}: the id is empty; pass None to have one derived")
+        try:
+            self.text.encode()
+        except UnicodeEncodeError as error:
+            raise IngestError(
+                f"{name}: character {error.start} is the lone surrogate "
+                f"U+{ord(self.text[error.start]):04X}, which no tokenizer can encode; decode the "
+                f"text with errors='replace'"
+            ) from error
+        for key, value in self.metadata.items():
+            if not isinstance(key, str) or not isinstance(value, str):
+                raise IngestError(
+                    f"{name}: metadata {key!r} = {value!r} is not a pair of strings; convert it, "
+                    f"for example with str()"
+                )
+        object.__setattr__(self, "metadata", dict(self.metadata))
+
+
+def document_id(document: Document) -> str:
+    """The document's id, or one derived from its source, text and metadata.
+
+    Metadata takes part because the same text may stand under two tenants: without it the second
+    document would replace the first. So a document whose metadata will be edited needs an id of its
+    own to be recognised as the same one; without it the edit is a second document that shares every
+    chunk.
+    """
+    if document.id is not None:
+        return document.id
+    digest = hashlib.sha256()
+    pairs = (text for pair in sorted(document.metadata.items()) for text in pair)
+    for part in (document.source, document.text, *pairs):
+        data = part.encode()
+        digest.update(struct.pack("<Q", len(data)))
+        digest.update(data)
+    return digest.hexdigest()
