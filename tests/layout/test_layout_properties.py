@@ -73,8 +73,7 @@ def schema_text(children, imports):
 
 def prompt_text(children):
     return "".join(
-        child.text if isinstance(child, Text) else prompt_text(child.children)
-        for child in children
+        child.text if isinstance(child, Text) else prompt_text(child.children) for child in children
     )
 
 
