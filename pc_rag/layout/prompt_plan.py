@@ -95,8 +95,6 @@ class _Placer:
         parts: What has been placed.
     """
 
-    # _exact: indexes of the runs placed so far while all of them are exact, then None.
-
     def __init__(
         self,
         runs: tuple[Run, ...],
@@ -108,7 +106,7 @@ class _Placer:
         self._entry_key = entry_key
         self._cursor = 0
         self._has_text = False
-        self._exact: list[int] | None = []
+        self._exact: list[int] | None = []  # runs so far, while all of them are exact
         self.parts: list[Part] = []
 
     def place_text(self, step: TextStep) -> None:

@@ -79,7 +79,7 @@ class _Block:
     """The state of one enclosing import (or of the prompt) while its children are looked up.
 
     Attributes:
-        cursor: Index of the first item that is not yet behind us.
+        cursor: Index of the first item whose runs have no steps yet.
         taken: The import that took an item, by index of the item.
         is_in_role: The place of the next text lies in a turn.
     """
@@ -162,7 +162,6 @@ class _Resolver:
         for text in waiting:
             self._add_text(text, is_in_role=module.is_in_role)
         block.taken[index] = node
-        block.cursor = index + 1
         block.is_in_role = module.is_in_role
         self._module_block(module, node.children)
         return True

@@ -163,7 +163,7 @@ def test_order_is_refused_when_a_prefix_stands_behind_a_chunk():
 def test_overflow_is_refused_with_numbers_when_positions_run_out():
     """The limit is exact."""
     assert plan_chunks(PIECES, policy=PositionPolicy.PACKED, max_position=18)
-    with pytest.raises(LayoutError, match="18 tokens .* up to 18, the model has 17"):
+    with pytest.raises(LayoutError, match=r"18 tokens .* up to 18, the model has 17"):
         plan_chunks(PIECES, policy=PositionPolicy.PACKED, max_position=17)
 
 

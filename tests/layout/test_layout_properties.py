@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pc_rag.layout import (
@@ -73,8 +73,7 @@ def schema_text(children, imports):
 
 def prompt_text(children):
     return "".join(
-        child.text if isinstance(child, Text) else prompt_text(child.children)
-        for child in children
+        child.text if isinstance(child, Text) else prompt_text(child.children) for child in children
     )
 
 
@@ -92,6 +91,7 @@ def check_items(items, start):
     return start
 
 
+@settings(deadline=None)
 @given(schemas(), visibilities)
 def test_spans_add_up_when_a_schema_is_laid_out(schema, visibility):
     """Sum rule: what follows starts where all before ends; a union counts its longest member."""
@@ -100,6 +100,7 @@ def test_spans_add_up_when_a_schema_is_laid_out(schema, visibility):
     assert all(len(run.token_ids) == len(run.span) > 0 for run in layout.runs)
 
 
+@settings(deadline=None)
 @given(schemas(), visibilities)
 def test_context_lies_before_a_run_when_a_schema_is_laid_out(schema, visibility):
     """What a run attends is disjoint, in order, and ends before it: causal, whatever the prompt."""
@@ -111,6 +112,7 @@ def test_context_lies_before_a_run_when_a_schema_is_laid_out(schema, visibility)
             assert layout.runs[before].span.end <= layout.runs[behind].span.start
 
 
+@settings(deadline=None)
 @given(schemas())
 def test_each_run_has_one_place_when_a_schema_is_laid_out(schema):
     """Every run is an item exactly once, so every text is stored exactly once."""
@@ -129,6 +131,7 @@ def test_each_run_has_one_place_when_a_schema_is_laid_out(schema):
     assert list(indexes(layout.items)) == list(range(len(layout.runs)))
 
 
+@settings(deadline=None)
 @given(schemas_with_prompts(), policies)
 def test_no_text_is_lost_when_a_prompt_is_planned(pair, policy):
     """The ids are those of the schema's present text and of the prompt's text, each in order."""
@@ -144,6 +147,7 @@ def test_no_text_is_lost_when_a_prompt_is_planned(pair, policy):
     assert text.startswith("<bos>")
 
 
+@settings(deadline=None)
 @given(schemas_with_prompts(), visibilities)
 def test_policies_agree_when_they_plan_the_same_prompt(pair, visibility):
     """Policies move spans; tokens and their order stay, and reserved never starts earlier."""
@@ -154,6 +158,7 @@ def test_policies_agree_when_they_plan_the_same_prompt(pair, visibility):
     assert reserved.position_ids == tuple(sorted(set(reserved.position_ids)))
 
 
+@settings(deadline=None)
 @given(schemas_with_prompts(), policies, visibilities)
 def test_exact_hits_lead_a_plan_when_there_are_any(pair, policy, visibility):
     """An exact part is unmoved, and all before it is exact and is what its run attended."""
@@ -170,12 +175,14 @@ def test_exact_hits_lead_a_plan_when_there_are_any(pair, policy, visibility):
     assert all(part.hit_kind is not HitKind.EXACT for part in plan.cached[len(seen) :])
 
 
+@settings(deadline=None)
 @given(schemas_with_prompts(), policies)
 def test_last_token_is_fresh_when_a_prompt_is_planned(pair, policy):
     """Its logits choose the first new token."""
     assert isinstance(planned(*pair, policy).parts[-1], Fresh)
 
 
+@settings(deadline=None)
 @given(schemas_with_prompts(), policies, st.integers(1, 5))
 def test_tokens_and_positions_stay_when_reuse_or_repair_change(pair, policy, num_tokens):
     """The uncached arm and every repair read the same ids at the same positions."""
@@ -209,6 +216,7 @@ def corpus_pieces(draw):
     return [*pieces, TextPiece((7,))]
 
 
+@settings(deadline=None)
 @given(corpus_pieces(), policies, st.integers(8, 20), st.integers(1, 4))
 def test_pieces_stay_in_order_when_chunks_are_planned(pieces, policy, slot_tokens, num_tokens):
     """Ids are those of the pieces; spans are disjoint; repair and reuse move nothing."""
@@ -223,6 +231,7 @@ def test_pieces_stay_in_order_when_chunks_are_planned(pieces, policy, slot_token
     assert plan.without_reuse().position_ids == plan.position_ids
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(1, 8), min_size=1, max_size=6), st.integers(8, 20))
 def test_chunk_lies_in_its_slot_when_no_text_pushes_it(lengths, slot_tokens):
     """Slot i holds chunk i, whatever its length."""

@@ -137,6 +137,16 @@ def test_hit_is_composed_when_text_precedes_it():
     ]
 
 
+def test_hit_is_composed_when_text_hides_in_the_gap_before_it():
+    """A run that did not move still has not seen the text in front of it."""
+    assert shown(plan_of(PLAIN, "L<c/>", policy=PositionPolicy.RESERVED)) == [
+        ("exact", "head", 0),
+        ("text", "L", 4),
+        ("composed", "ccc", 8),
+        ("text", "tail", 12),
+    ]
+
+
 def test_question_joins_the_turn_when_it_stands_behind_an_import():
     """Closers come behind the question and are fresh, the assistant's turn is opened."""
     assert shown(plan_of(CHAT, "<b/> Why?", has_bos=True)) == [

@@ -67,13 +67,13 @@ def error_of(parse, document):
 def test_only_own_errors_are_raised_when_documents_are_random(make):
     """Thousands of random and mutated documents parse or are refused, in bounded time."""
     rng = random.Random(make.__name__)
-    start = time.perf_counter()
+    start = time.process_time()
     errors = [
         error
         for document in (make(rng) for _ in range(NUM_DOCUMENTS))
         for parse in (pml.parse_schema, pml.parse_prompt)
         if (error := error_of(parse, document)) is not None
     ]
-    assert time.perf_counter() - start < SECONDS_ALLOWED
+    assert time.process_time() - start < SECONDS_ALLOWED
     assert len(errors) > NUM_DOCUMENTS
     assert all(error.problems and str(error) for error in errors)

@@ -85,12 +85,14 @@ def test_text_is_kept_when_it_stands_before_between_and_after_elements():
     assert schema.children == (Text("1"), a, Text("56"), b, Text("7"))
 
 
+@settings(deadline=None)
 @given(schemas())
 def test_nodes_survive_when_a_schema_is_written_and_parsed(schema):
     """Nothing is lost or invented on the way through XML."""
     assert pml.parse_schema(to_xml(schema)) == schema
 
 
+@settings(deadline=None)
 @given(schemas_with_prompts())
 def test_nodes_survive_when_a_prompt_is_written_and_parsed(pair):
     """Nothing is lost or invented on the way through XML."""
@@ -98,7 +100,7 @@ def test_nodes_survive_when_a_prompt_is_written_and_parsed(pair):
     assert pml.parse_prompt(to_xml(prompt)) == prompt
 
 
-@settings(max_examples=300)
+@settings(max_examples=300, deadline=None)
 @given(st.text(XML_CHARACTERS, min_size=1))
 def test_every_character_survives_when_whitespace_is_preserved(text):
     """With xml:space="preserve" a text comes back as it was, whatever it holds."""
@@ -107,7 +109,7 @@ def test_every_character_survives_when_whitespace_is_preserved(text):
     assert pml.parse_schema(to_xml(schema).encode()) == schema
 
 
-@settings(max_examples=300)
+@settings(max_examples=300, deadline=None)
 @given(st.text(XML_CHARACTERS))
 def test_visible_characters_survive_when_whitespace_is_cleaned(text):
     """The whitespace rule takes spaces, tabs and line feeds only."""

@@ -85,10 +85,10 @@ def test_dtd_is_refused_when_it_hides_in_another_encoding():
 def test_bomb_is_refused_fast_when_it_would_grow(document, parse):
     """Refused in well under a second, in memory of the document's own size (pitfall 14)."""
     tracemalloc.start()
-    start = time.perf_counter()
+    start = time.process_time()
     with pytest.raises(PMLSyntaxError) as caught:
         parse(document)
-    seconds = time.perf_counter() - start
+    seconds = time.process_time() - start
     _, peak_bytes = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert caught.value.problems[0].line > 0
@@ -161,6 +161,6 @@ def test_text_is_refused_when_it_is_larger_than_the_parser_allows():
 def test_time_is_linear_when_a_document_repeats(piece):
     """No pass over a document is quadratic: 50,000 repetitions stay under seconds."""
     body = "".join(piece.format(i) for i in range(50_000))
-    start = time.perf_counter()
+    start = time.process_time()
     pml.parse_schema(f'<schema name="s">{body}</schema>')
-    assert time.perf_counter() - start < 5
+    assert time.process_time() - start < 5
