@@ -86,6 +86,8 @@ class MissReason(StrEnum):
     """The stored file was damaged; it is quarantined."""
     IO = "io"
     """The medium failed or timed out."""
+    REPAIRED = "repaired"
+    """The repair policy recomputed every token of it."""
     REUSE_OFF = "reuse-off"
     """The request asked for the uncached arm."""
 

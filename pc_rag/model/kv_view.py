@@ -92,15 +92,32 @@ class KVView:
     Attributes:
         segments: Stored KV, by rising position ID.
         tail: What this request computes; its rows come after all segments or between them.
+        first_computed: First row of the tail that this request computed; the rows before it are
+            settled copies.
     """
 
     segments: tuple[Segment, ...]
     tail: Tail
+    first_computed: int = 0
 
     @property
     def num_stored(self) -> int:
         """Tokens of the segments."""
         return sum(len(segment.span) for segment in self.segments)
+
+    @property
+    def num_computed(self) -> int:
+        """Tokens that this request has computed."""
+        return self.tail.num_rows - self.first_computed
+
+    def computed_kv(self, start: int, end: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values of computed tokens ``[start, end)``, in the order of computation.
+
+        Returns:
+            Views, each ``[num_layers, num_kv_heads, num_tokens, head_dim]``.
+        """
+        rows = slice(self.first_computed + start, self.first_computed + end)
+        return self.tail.keys[:, 0, :, rows], self.tail.values[:, 0, :, rows]
 
     def settle(self, into: Tail, rope: Rope) -> Tail:
         """Copy segments and computed rows to ``into``; the view reads no stored KV afterwards.
@@ -126,5 +143,5 @@ class KVView:
         into.keys[:, 0, :, computed] = former.keys[:, 0, :, : former.num_rows]
         into.values[:, 0, :, computed] = former.values[:, 0, :, : former.num_rows]
         into.num_rows = computed.stop
-        self.segments, self.tail = (), into
+        self.segments, self.tail, self.first_computed = (), into, computed.start
         return former

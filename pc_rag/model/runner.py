@@ -84,6 +84,18 @@ class Runner:
         """
         self._forward(view, token_ids.to(self.device), list(position_ids), with_logits=False)
 
+    def settle(self, view: KVView, num_more_tokens: int) -> None:
+        """Let a view read no stored KV any more: copy it to a contiguous buffer of its own.
+
+        Args:
+            view: Its later tokens must stand behind everything it holds.
+            num_more_tokens: Tokens that will still be computed.
+        """
+        into = self.pool.take(view.num_stored + view.tail.num_rows + num_more_tokens)
+        with torch.inference_mode():
+            former = view.settle(into, self.rope)
+        self.pool.give_back(former)
+
     def _forward(
         self, view: KVView, token_ids: torch.Tensor, position_ids: list[int], *, with_logits: bool
     ) -> torch.Tensor:

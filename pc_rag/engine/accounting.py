@@ -1,0 +1,146 @@
+"""From a plan and where its entries came from to the metrics of a request."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from pc_rag.layout.plan import Cached, Fresh, FreshKind, Reused
+from pc_rag.metrics import ModuleUse, RequestMetrics
+from pc_rag.types import HitKind, MissReason, ModuleKey
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from pc_rag.engine.entry_source import Served
+    from pc_rag.layout.plan import Part, RequestPlan
+    from pc_rag.metrics import Stopwatch
+    from pc_rag.types import FinishReason
+
+
+@dataclass(slots=True)
+class _Occurrence:
+    """The parts of one module at one place of a prompt."""
+
+    label: str
+    cached: list[Cached] = field(default_factory=list)
+    fresh: list[Fresh] = field(default_factory=list)
+
+    @property
+    def num_tokens(self) -> int:
+        parts: list[Cached | Fresh] = [*self.cached, *self.fresh]
+        return sum(len(part.token_ids) for part in parts)
+
+
+def request_metrics(
+    plan: RequestPlan,
+    served: Mapping[ModuleKey, Served],
+    *,
+    remarks: Mapping[str, MissReason],
+    watch: Stopwatch,
+    finish_reason: FinishReason,
+    num_generated_tokens: int,
+    template: str,
+    tenant: str,
+) -> RequestMetrics:
+    """The metrics of a request that ended.
+
+    Args:
+        plan: What was run; tokens reused by the exact prefix cache are reused parts.
+        served: Where each entry came from.
+        remarks: By label: why a hit is no better than it is.
+        watch: The request's clock.
+        finish_reason: Why it ended.
+        num_generated_tokens: Tokens generated.
+        template: Label of the schema or corpus.
+        tenant: The engine's tenant.
+    """
+    num_repaired = plan.num_repaired_tokens
+    return RequestMetrics(
+        **watch.timings(),
+        prompt_tokens=plan.num_tokens,
+        num_cached_tokens=plan.num_cached_tokens,
+        num_reused_tokens=sum(len(p.token_ids) for p in plan.parts if isinstance(p, Reused)),
+        num_repaired_tokens=num_repaired,
+        num_fresh_tokens=plan.num_tokens - plan.num_cached_tokens - num_repaired,
+        num_generated_tokens=num_generated_tokens,
+        modules=tuple(
+            _module_use(occurrence, served, remarks) for occurrence in _occurrences(plan)
+        ),
+        template=template,
+        tenant=tenant,
+        finish_reason=finish_reason,
+    )
+
+
+def _module_use(
+    occurrence: _Occurrence,
+    served: Mapping[ModuleKey, Served],
+    remarks: Mapping[str, MissReason],
+) -> ModuleUse:
+    label, num_tokens = occurrence.label, occurrence.num_tokens
+    if not occurrence.cached:
+        is_uncached = any(part.kind is FreshKind.UNCACHED for part in occurrence.fresh)
+        reason = MissReason.REUSE_OFF if is_uncached else MissReason.REPAIRED
+        return ModuleUse(label=label, num_tokens=num_tokens, miss_reason=reason)
+    first = occurrence.cached[0]
+    source = served.get(first.key)
+    if source is None or source.tier is None:
+        num_encoded = sum(len(part.token_ids) for part in occurrence.cached)
+        reason = source.miss_reason if source and source.miss_reason else MissReason.NOT_STORED
+        return ModuleUse(
+            label=label,
+            num_tokens=num_tokens,
+            miss_reason=reason,
+            num_encoded_tokens=num_encoded if source else 0,
+        )
+    kinds = {part.hit_kind for part in occurrence.cached}
+    return ModuleUse(
+        label=label,
+        num_tokens=num_tokens,
+        hit_kind=kinds.pop() if len(kinds) == 1 else HitKind.COMPOSED,
+        tier=source.tier,
+        miss_reason=remarks.get(label),
+    )
+
+
+def _occurrences(plan: RequestPlan) -> Iterator[_Occurrence]:
+    """Group the parts that belong to one module at one place."""
+    current: _Occurrence | None = None
+    for part in plan.parts:
+        label = _module_label(part)
+        if not label:
+            if current is not None:
+                yield current
+            current = None
+            continue
+        if current is not None and _starts_anew(current, part, is_last=part is plan.parts[-1]):
+            yield current
+            current = None
+        current = current or _Occurrence(label)
+        if isinstance(part, Cached):
+            current.cached.append(part)
+        elif isinstance(part, Fresh):
+            current.fresh.append(part)
+    if current is not None:
+        yield current
+
+
+def _module_label(part: Part) -> str:
+    """The module that a part was stored as; empty for the request's own text."""
+    if isinstance(part, Reused) or (isinstance(part, Fresh) and part.kind is FreshKind.TEXT):
+        return ""
+    return part.label
+
+
+def _starts_anew(current: _Occurrence, part: Part, *, is_last: bool) -> bool:
+    """Whether a labelled part opens another occurrence.
+
+    One occurrence is its repaired first tokens, its cached rows, and perhaps the very last token of
+    the prompt, recomputed for its logits.
+    """
+    if isinstance(part, Reused) or part.label != current.label:
+        return True
+    if isinstance(part, Cached):
+        return bool(current.cached) and part.rows.start <= current.cached[-1].rows.start
+    return bool(current.cached) and not is_last

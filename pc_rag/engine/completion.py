@@ -1,0 +1,86 @@
+"""What a caller gets: a stream of text that can be closed at any token, or the whole answer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Self
+
+from pc_rag.errors import GenerationError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from types import TracebackType
+
+    from pc_rag.engine.generation import Generation
+    from pc_rag.metrics import RequestMetrics
+    from pc_rag.types import FinishReason, TokenIds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Completion:
+    """A finished answer.
+
+    Attributes:
+        text: The answer, cut before a stop string.
+        token_ids: The generated tokens, without the end-of-sequence token.
+        finish_reason: Why generation ended.
+        metrics: What the request cost.
+    """
+
+    text: str
+    token_ids: TokenIds
+    finish_reason: FinishReason
+    metrics: RequestMetrics
+
+
+class CompletionStream:
+    """Text as it is generated. An iterator and a context manager.
+
+    Prefill starts at the first ``next``. Closing the stream, or leaving its ``with`` block, stops
+    the generation before its next token and gives everything back. It may be pulled from several
+    threads, one after the other.
+    """
+
+    def __init__(self, generation: Generation) -> None:
+        self._generation = generation
+        self._pieces = generation.run()
+        self._is_started = False
+
+    def __iter__(self) -> Iterator[str]:
+        return self
+
+    def __next__(self) -> str:
+        self._is_started = True
+        return next(self._pieces)
+
+    def close(self) -> None:
+        """Stop. A stream that ended already, or was closed before, is left as it is."""
+        if self._is_started:
+            self._pieces.close()
+        else:
+            self._generation.cancel_unstarted()
+
+    @property
+    def completion(self) -> Completion:
+        """The answer so far, complete once the stream has ended or was closed.
+
+        Raises:
+            GenerationError: The stream has neither ended nor been closed, or it failed.
+        """
+        completion = self._generation.completion
+        if completion is None:
+            raise GenerationError(
+                "the stream has not ended; exhaust or close it before reading its completion"
+            )
+        return completion
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()

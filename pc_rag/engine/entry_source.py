@@ -1,0 +1,192 @@
+"""Where requests and ingestion get entries from: the store, or the encoder on a miss."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import TYPE_CHECKING, Self
+
+from pc_rag.errors import CorruptEntry, EntryNotFound, StoreFull, StoreIOError
+from pc_rag.metrics import Phase
+from pc_rag.model.encoder import EncodeJob, Encoder, context_segments
+from pc_rag.types import MissReason
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+    from types import TracebackType
+
+    from pc_rag.engine.request import EntryRecipe
+    from pc_rag.kv.base import KVStore, Lease
+    from pc_rag.kv.entry import Entry
+    from pc_rag.metrics import Stopwatch
+    from pc_rag.model.runner import Runner
+    from pc_rag.types import ModuleKey, Tier
+
+_ENCODE_WINDOW = 64
+"""Entries whose encoding is planned together, so that like lengths meet in one batch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """Where one entry came from.
+
+    Attributes:
+        tier: The tier that served it; ``None`` where it had to be encoded.
+        miss_reason: Why it had to be encoded; ``None`` on a hit.
+    """
+
+    tier: Tier | None
+    miss_reason: MissReason | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Acquired:
+    """Entries at hand, leased until released. A context manager.
+
+    Attributes:
+        entries: The entries by key, on the model's device.
+        served: Where each came from.
+    """
+
+    entries: dict[ModuleKey, Entry] = field(default_factory=dict)
+    served: dict[ModuleKey, Served] = field(default_factory=dict)
+    leases: list[Lease] = field(default_factory=list)
+
+    def release(self) -> None:
+        """Give every lease back; the entries must not be used any more."""
+        self.entries.clear()
+        while self.leases:
+            self.leases.pop().release()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.release()
+
+
+class EntrySource:
+    """Leases entries from a store and encodes what it lacks. Thread-safe.
+
+    Args:
+        store: Where entries are kept.
+        runner: The model that encodes them.
+    """
+
+    def __init__(self, store: KVStore, runner: Runner) -> None:
+        self._store = store
+        self._encoder = Encoder(runner)
+        self._device = runner.device
+
+    def acquire(
+        self,
+        keys: Iterable[ModuleKey],
+        recipes: Mapping[ModuleKey, EntryRecipe],
+        *,
+        watch: Stopwatch | None = None,
+    ) -> Acquired:
+        """Entries for one request: leased where stored, encoded and stored where not.
+
+        A store that is full or failing does not fail the request: what was encoded is used anyway.
+
+        Args:
+            keys: The entries wanted.
+            recipes: How to make each of them, and their contexts.
+            watch: The request's clock.
+        """
+        acquired = Acquired()
+        missing: list[ModuleKey] = []
+        try:
+            for key in dict.fromkeys(keys):
+                with watch.measure(Phase.LOOKUP) if watch else nullcontext():
+                    reason = self._lease(recipes[key], acquired, watch)
+                if reason is not None:
+                    missing.append(key)
+                    acquired.served[key] = Served(None, reason)
+            if missing:
+                with watch.measure(Phase.ENCODE) if watch else nullcontext():
+                    self._encode_for_request(missing, recipes, acquired)
+        except BaseException:
+            acquired.release()
+            raise
+        return acquired
+
+    def encode(
+        self,
+        keys: Iterable[ModuleKey],
+        recipes: Mapping[ModuleKey, EntryRecipe],
+        *,
+        pinned: bool = False,
+    ) -> Iterator[Entry]:
+        """Encode entries and store them, whether they are stored already or not.
+
+        Entries are yielded once they are stored; those behind one context and of like length are
+        computed together.
+
+        Args:
+            keys: The entries to make.
+            recipes: How to make each of them, and their contexts.
+            pinned: Never evict them.
+
+        Raises:
+            StoreFull: An entry does not fit; those yielded before are stored.
+            StoreIOError: The store's medium failed.
+        """
+        pending = iter(dict.fromkeys(keys))
+        while window := list(islice(pending, _ENCODE_WINDOW)):
+            for entry in self._computed(window, recipes):
+                self._store.put(entry, pinned=pinned)
+                yield entry
+
+    def _lease(
+        self, recipe: EntryRecipe, acquired: Acquired, watch: Stopwatch | None
+    ) -> MissReason | None:
+        """Lease one entry; why it cannot be leased otherwise."""
+        address = recipe.address
+        try:
+            lease = self._store.lease(address, self._device)
+        except EntryNotFound:
+            return self._store.lookup(address).miss_reason or MissReason.NOT_STORED
+        except CorruptEntry:
+            return MissReason.CORRUPT
+        except StoreIOError:
+            return MissReason.IO
+        acquired.leases.append(lease)
+        acquired.entries[address.key] = lease.entry
+        acquired.served[address.key] = Served(lease.tier)
+        if watch is not None:
+            watch.charge_load(lease.tier, lease.load_seconds)
+        return None
+
+    def _encode_for_request(
+        self,
+        missing: list[ModuleKey],
+        recipes: Mapping[ModuleKey, EntryRecipe],
+        acquired: Acquired,
+    ) -> None:
+        for entry in self._computed(missing, recipes):
+            acquired.entries[entry.address.key] = entry
+            try:
+                self._store.put(entry)
+            except (StoreFull, StoreIOError):
+                continue  # served from this request's own copy; the next request misses again
+
+    def _computed(
+        self, keys: list[ModuleKey], recipes: Mapping[ModuleKey, EntryRecipe]
+    ) -> Iterator[Entry]:
+        """Compute entries, contexts first, one context at a time."""
+        by_context: dict[tuple[ModuleKey, ...], list[ModuleKey]] = {}
+        for key in keys:
+            by_context.setdefault(recipes[key].context, []).append(key)
+        for context, members in by_context.items():
+            with self.acquire(context, recipes) as held:
+                segments = context_segments([held.entries[key] for key in context])
+                jobs = [EncodeJob(recipes[key].address, segments) for key in members]
+                for _, entry in self._encoder.encode(jobs):
+                    yield entry

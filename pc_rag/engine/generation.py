@@ -1,0 +1,266 @@
+"""One request from its plan to its last token."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from pc_rag.engine.accounting import request_metrics
+from pc_rag.engine.completion import Completion
+from pc_rag.engine.remember import remember
+from pc_rag.errors import LayoutError
+from pc_rag.layout.reuse import plan_symbols, with_reused
+from pc_rag.metrics import Phase
+from pc_rag.model.assembly import assemble, fresh_tokens
+from pc_rag.model.detokenize import Detokenizer
+from pc_rag.model.kv_view import KVView, Segment
+from pc_rag.model.sampling import Sampler
+from pc_rag.model.stop import StopMatcher
+from pc_rag.types import FinishReason
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Iterator
+
+    from pc_rag.engine.entry_source import Acquired, EntrySource
+    from pc_rag.engine.request import Request
+    from pc_rag.kv.prefix_match import PrefixMatch
+    from pc_rag.kv.prefix_tree import PrefixTree
+    from pc_rag.metrics import CacheStats, Stopwatch
+    from pc_rag.model.loading import LoadedModel
+    from pc_rag.model.runner import Runner
+    from pc_rag.model.sampling import GenerationConfig
+
+_SETTLE_FROM_TOKENS = 4
+"""Settling copies the context once; it pays from about this many further tokens on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machinery:
+    """What all generations of one engine share.
+
+    Attributes:
+        loaded: The model with its tokenizer.
+        runner: Runs it.
+        source: Gives entries.
+        prefix_tree: The exact prefix cache; ``None`` where it is switched off.
+        stats: Takes the metrics.
+        namespace: Where this engine's runs lie in the prefix cache.
+        max_position: Position IDs that a request may use.
+        tenant: For metrics.
+    """
+
+    loaded: LoadedModel
+    runner: Runner
+    source: EntrySource
+    prefix_tree: PrefixTree | None
+    stats: CacheStats
+    namespace: str
+    max_position: int
+    tenant: str
+
+
+class Generation:
+    """Runs one request. ``run`` is a generator: nothing is locked while the consumer holds it.
+
+    Args:
+        machinery: The engine's parts.
+        request: What to run.
+        config: How to choose tokens and when to stop.
+        watch: The request's clock, running since the call.
+        reuse: Whether stored KV is read; without it the same tokens are all computed.
+
+    Raises:
+        LayoutError: The prompt leaves no room for a token.
+    """
+
+    def __init__(
+        self,
+        machinery: Machinery,
+        request: Request,
+        config: GenerationConfig,
+        *,
+        watch: Stopwatch,
+        reuse: bool,
+    ) -> None:
+        self.completion: Completion | None = None
+        self._machinery = machinery
+        self._request = request
+        self._watch = watch
+        self._reuse = reuse
+        self._plan = request.plan if reuse else request.plan.without_reuse()
+        self._budget = min(config.max_new_tokens, machinery.max_position - self._plan.end)
+        if self._budget < 1:
+            raise LayoutError(
+                f"context overflow: the prompt ends at position ID {self._plan.end} of "
+                f"{machinery.max_position}; no token can be generated. Retrieve fewer chunks or "
+                "shorten the prompt"
+            )
+        self._sampler = Sampler(config, machinery.runner.device)
+        self._stops = StopMatcher(config.stop)
+        self._detokenizer = Detokenizer(machinery.loaded.tokenizer)
+        self._history = list(self._plan.token_ids) if self._sampler.needs_history else []
+        self._acquired: Acquired | None = None
+        self._match: PrefixMatch | None = None
+        self._view: KVView | None = None
+        self._generated: list[int] = []
+        self._text: list[str] = []
+        self._finish = FinishReason.CANCELLED
+
+    def run(self) -> Generator[str]:
+        """Generate; yields text that is never empty and never taken back."""
+        has_failed = False
+        try:
+            logits, view = self._prefill()
+            yield from self._decode(logits, view)
+        except GeneratorExit:
+            raise
+        except BaseException:
+            has_failed = True
+            raise
+        finally:
+            self._end(has_failed=has_failed)
+
+    def cancel_unstarted(self) -> None:
+        """Account for a request that nobody pulled."""
+        if self.completion is None:
+            self._end(has_failed=False)
+
+    def _prefill(self) -> tuple[torch.Tensor, KVView]:
+        """Bring everything to the model and compute the fresh tokens.
+
+        Returns:
+            Logits behind the prompt, and the view that later tokens go on with.
+        """
+        watch, machinery = self._watch, self._machinery
+        reused: list[Segment] = []
+        if self._reuse and machinery.prefix_tree is not None:
+            with watch.measure(Phase.LOOKUP):
+                reused = self._reuse_leading_run(machinery.prefix_tree)
+        keys = [part.key for part in self._plan.cached]
+        self._acquired = machinery.source.acquire(keys, self._request.recipes, watch=watch)
+        with watch.measure(Phase.ASSEMBLE):
+            num_new_tokens = 1 if self._will_settle else self._budget
+            view = assemble(
+                self._plan,
+                self._acquired.entries,
+                machinery.runner,
+                reused=reused,
+                num_new_tokens=num_new_tokens,
+            )
+            self._view = view
+            token_ids, position_ids = fresh_tokens(self._plan)
+        with watch.measure(Phase.PREFILL):
+            return machinery.runner.prefill(view, token_ids, position_ids), view
+
+    def _reuse_leading_run(self, tree: PrefixTree) -> list[Segment]:
+        symbols, positions = plan_symbols(self._plan)
+        match = tree.match(
+            symbols[:-1], positions=positions[:-1], namespace=self._machinery.namespace
+        )
+        self._match = match
+        self._plan = with_reused(self._plan, match.num_symbols)
+        return [Segment(run.keys, run.values, run.span) for run in match.runs]
+
+    @property
+    def _will_settle(self) -> bool:
+        """Whether the rest is decoded from a contiguous buffer of its own."""
+        has_stored = len(self._plan.fresh) < len(self._plan.parts)
+        return has_stored and self._budget > _SETTLE_FROM_TOKENS
+
+    def _decode(self, logits: torch.Tensor, view: KVView) -> Iterator[str]:
+        """Choose token after token until something ends the generation."""
+        position = self._plan.end
+        while True:
+            is_first = not self._generated
+            with self._watch.measure(Phase.FIRST_TOKEN if is_first else Phase.DECODE):
+                text, is_last = self._take_token(logits)
+            if text:
+                self._text.append(text)
+                self._watch.mark_first_token()
+                yield text
+            if is_last:
+                return
+            with self._watch.measure(Phase.DECODE):
+                if is_first and self._will_settle:
+                    self._settle(view)
+                logits = self._machinery.runner.decode(view, self._generated[-1], position)
+            position += 1
+
+    def _take_token(self, logits: torch.Tensor) -> tuple[str, bool]:
+        """Choose one token; the text it releases, and whether it is the last."""
+        history = torch.tensor(self._history, dtype=torch.long, device=logits.device)
+        token_id = self._sampler.sample(logits, history)
+        if token_id in self._machinery.loaded.tokenizer.eos_ids:
+            self._finish = FinishReason.STOP
+            return self._flush(), True
+        self._generated.append(token_id)
+        if self._sampler.needs_history:
+            self._history.append(token_id)
+        text = self._stops.feed(self._detokenizer.push(token_id))
+        if self._stops.is_stopped:
+            self._finish = FinishReason.STOP
+            return text, True
+        if len(self._generated) >= self._budget:
+            self._finish = FinishReason.LENGTH
+            return text + self._flush(), True
+        return text, False
+
+    def _flush(self) -> str:
+        """Text still held back, at the end."""
+        text = self._stops.feed(self._detokenizer.flush())
+        return text if self._stops.is_stopped else text + self._stops.flush()
+
+    def _settle(self, view: KVView) -> None:
+        """Go on in one contiguous buffer, and give the stored KV back."""
+        self._machinery.runner.settle(view, self._budget)
+        self._release()
+
+    def _release(self) -> None:
+        if self._acquired is not None:
+            self._acquired.release()
+        if self._match is not None:
+            self._match.release()
+
+    def _end(self, *, has_failed: bool) -> None:
+        """Give everything back and account for the request, exactly once."""
+        machinery = self._machinery
+        view, self._view = self._view, None
+        served = dict(self._acquired.served) if self._acquired else {}
+        try:
+            if view is not None and self._reuse and not has_failed and machinery.prefix_tree:
+                remember(
+                    machinery.prefix_tree,
+                    self._plan,
+                    view,
+                    self._generated,
+                    namespace=machinery.namespace,
+                )
+        finally:
+            self._release()
+            if view is not None:
+                machinery.runner.pool.give_back(view.tail)
+        template, tenant = self._request.template, machinery.tenant
+        if has_failed:
+            machinery.stats.record_failure(template=template, tenant=tenant)
+            return
+        if self._generated:
+            self._watch.mark_first_token()
+        metrics = request_metrics(
+            self._plan,
+            served,
+            remarks=self._request.remarks,
+            watch=self._watch,
+            finish_reason=self._finish,
+            num_generated_tokens=len(self._generated),
+            template=template,
+            tenant=tenant,
+        )
+        machinery.stats.record(metrics)
+        self.completion = Completion(
+            text="".join(self._text),
+            token_ids=tuple(self._generated),
+            finish_reason=self._finish,
+            metrics=metrics,
+        )

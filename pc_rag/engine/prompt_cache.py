@@ -1,0 +1,262 @@
+"""The facade: one model, one store, and the prompts that are run on them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+
+import torch
+
+from pc_rag.config import AUTO, EngineConfig
+from pc_rag.engine.completion import Completion, CompletionStream
+from pc_rag.engine.entry_source import EntrySource
+from pc_rag.engine.generation import Generation, Machinery
+from pc_rag.engine.request import Request
+from pc_rag.engine.schemas import SchemaRegistry
+from pc_rag.errors import PromptError
+from pc_rag.kv.disk_tier import DiskTier
+from pc_rag.kv.key import EntryAddress, VisibilityContext
+from pc_rag.kv.memory_tier import MemoryTier
+from pc_rag.kv.prefix_tree import PrefixTree
+from pc_rag.kv.tiered_store import TieredStore
+from pc_rag.layout.plan import Fresh, RequestPlan
+from pc_rag.metrics import CacheStats, Phase, Stopwatch
+from pc_rag.model.chat import ChatFormat, ChatMessage
+from pc_rag.model.detect_rope import detect_rope
+from pc_rag.model.loading import LoadedModel, load_model
+from pc_rag.model.runner import Runner
+from pc_rag.model.sampling import GenerationConfig
+from pc_rag.model.template_encoder import TemplateEncoder
+from pc_rag.pml import Prompt, Schema
+from pc_rag.types import Span, StorageDtype
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from types import TracebackType
+    from typing import TypeAlias
+
+    from pc_rag.kv.base import KVStore
+    from pc_rag.layout.schema_layout import SchemaLayout
+    from pc_rag.types import TokenIds
+
+    PromptLike: TypeAlias = str | Sequence[ChatMessage] | Prompt
+
+
+class PromptCache:
+    """Generates text from prompts whose parts were computed before.
+
+    Thread-safe: requests of several threads interleave, and each gives the text it would give
+    alone. A context manager; ``close`` releases the store that it opened.
+
+    Args:
+        loaded: The model.
+        store: Where entries are kept. Closed with the engine.
+        config: Everything else; see ``EngineConfig``.
+
+    Attributes:
+        loaded: The model with its tokenizer and fingerprint.
+        config: As given.
+        store: As given.
+        runner: Runs the model.
+        source: Gives entries, encoding what the store lacks.
+        chat_format: Renders conversations by the model's own template.
+        stats: Metrics of all requests.
+    """
+
+    def __init__(
+        self, loaded: LoadedModel, store: KVStore, config: EngineConfig | None = None
+    ) -> None:
+        self.loaded = loaded
+        self.config = config = config or EngineConfig()
+        self.store = store
+        self.runner = Runner(loaded.model, detect_rope(loaded.model))
+        self.source = EntrySource(store, self.runner)
+        self.chat_format = ChatFormat(loaded.tokenizer)
+        self.text_encoder = TemplateEncoder(loaded.tokenizer)
+        self.stats = CacheStats()
+        self.storage_dtype = _storage_dtype(config, loaded.dtype)
+        self.max_position = min(loaded.max_position, config.context_limit or loaded.max_position)
+        self.prefix_tree = PrefixTree(config.prefix_cache_bytes)
+        self._schemas = SchemaRegistry(self)
+        self._machinery = Machinery(
+            loaded=loaded,
+            runner=self.runner,
+            source=self.source,
+            prefix_tree=self.prefix_tree if config.prefix_cache_bytes else None,
+            stats=self.stats,
+            namespace=f"{loaded.fingerprint}:{config.tenant}",
+            max_position=self.max_position,
+            tenant=config.tenant,
+        )
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        model: str | Path | LoadedModel = "smollm2",
+        *,
+        store: str | Path | KVStore | None = None,
+        config: EngineConfig | None = None,
+        dtype: torch.dtype | str = "auto",
+        device: torch.device | str = "auto",
+    ) -> Self:
+        """Load a model and open a store.
+
+        Args:
+            model: Hub name, local folder, ``.gguf`` file, ``"smollm2"``, or a loaded model.
+            store: Folder for entries that outlive the process; a store of your own; or ``None``
+                to keep entries in memory only.
+            config: Capacities and policies.
+            dtype: Compute dtype; ``"auto"`` is bfloat16 on CUDA and float32 on CPU.
+            device: Where the model runs; ``"auto"`` takes CUDA where it is there.
+
+        Raises:
+            ModelError: The model cannot be loaded or is not supported.
+            StoreError: The store cannot be opened.
+        """
+        config = config or EngineConfig()
+        if not isinstance(model, LoadedModel):
+            model = load_model(model, dtype=dtype, device=device)
+        if store is None:
+            store = MemoryTier(config.memory_bytes)
+        elif isinstance(store, (str, Path)):
+            store = TieredStore(
+                [MemoryTier(config.memory_bytes), DiskTier(Path(store), config.disk_bytes)]
+            )
+        return cls(model, store, config)
+
+    def add_schema(self, schema: Schema | Path | str) -> SchemaLayout:
+        """Take in a schema: lay it out and encode every module that is not stored yet.
+
+        Args:
+            schema: A parsed schema, a file of PML, or PML itself.
+
+        Returns:
+            Where its modules lie. A later schema of the same name takes its place.
+
+        Raises:
+            PMLError: The document is not a valid schema; all problems at once.
+            StoreFull: The store has no room for its modules.
+        """
+        return self._schemas.add(schema)
+
+    def generate(
+        self,
+        prompt: PromptLike | Request,
+        config: GenerationConfig | None = None,
+        *,
+        reuse: bool | None = None,
+    ) -> Completion:
+        """Run a prompt to its end; see ``stream``."""
+        stream = self.stream(prompt, config, reuse=reuse)
+        with stream:
+            for _ in stream:
+                pass
+        return stream.completion
+
+    def stream(
+        self,
+        prompt: PromptLike | Request,
+        config: GenerationConfig | None = None,
+        *,
+        reuse: bool | None = None,
+    ) -> CompletionStream:
+        """Run a prompt, giving text as it comes.
+
+        Args:
+            prompt: Plain text, a conversation, a parsed PML prompt of a schema that was added, or
+                a request that was planned elsewhere.
+            config: How to choose tokens and when to stop; greedy by default.
+            reuse: ``False`` runs the uncached arm: the same tokens at the same positions, all of
+                them computed. ``None`` does as the engine's configuration says.
+
+        Raises:
+            PromptError: The prompt is empty or does not fit its schema.
+            LayoutError: The prompt does not fit the model's context.
+        """
+        watch = self.start_watch()
+        with watch.measure(Phase.PLAN):
+            request = prompt if isinstance(prompt, Request) else self.plan(prompt)
+        return self.run(request, config, watch=watch, reuse=reuse)
+
+    def run(
+        self,
+        request: Request,
+        config: GenerationConfig | None = None,
+        *,
+        watch: Stopwatch,
+        reuse: bool | None = None,
+    ) -> CompletionStream:
+        """Run a planned request on a clock that its planner started; see ``stream``."""
+        generation = Generation(
+            self._machinery,
+            request,
+            config or GenerationConfig(),
+            watch=watch,
+            reuse=self.config.reuse if reuse is None else reuse,
+        )
+        return CompletionStream(generation)
+
+    def plan(self, prompt: PromptLike) -> Request:
+        """Decide what of a prompt is cached and what is computed; computes nothing itself.
+
+        Raises:
+            PromptError: The prompt is empty, names no schema that was added, or does not fit it.
+            LayoutError: It does not fit the model's context.
+        """
+        if isinstance(prompt, Prompt):
+            return self._schemas.plan(prompt)
+        if isinstance(prompt, str):
+            tokenizer = self.loaded.tokenizer
+            token_ids = tokenizer.bos_ids + tokenizer.encode_text(prompt, is_first=True)
+            return _fresh_request(token_ids, "text")
+        pieces = self.chat_format.render(prompt)
+        token_ids = tuple(token_id for piece in pieces for token_id in piece.token_ids)
+        return _fresh_request(token_ids, "chat")
+
+    def start_watch(self) -> Stopwatch:
+        """A clock for a request that starts now."""
+        synchronize = None
+        if self.config.synchronize_timings and self.runner.device.type == "cuda":
+            synchronize = torch.cuda.synchronize
+        return Stopwatch(synchronize=synchronize)
+
+    def address(
+        self, token_ids: TokenIds, *, start: int, context: VisibilityContext
+    ) -> EntryAddress:
+        """The address of an entry of this engine's model, dtype and tenant."""
+        return EntryAddress(
+            fingerprint=self.loaded.fingerprint,
+            token_ids=token_ids,
+            context=context,
+            start=start,
+            dtype=self.storage_dtype,
+            tenant=self.config.tenant,
+        )
+
+    def close(self) -> None:
+        """Release the store. Idempotent."""
+        self.store.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def _fresh_request(token_ids: TokenIds, template: str) -> Request:
+    if not token_ids:
+        raise PromptError("the prompt is empty; give it at least one token of text")
+    part = Fresh(token_ids=token_ids, span=Span(0, len(token_ids)))
+    return Request(plan=RequestPlan((part,)), template=template)
+
+
+def _storage_dtype(config: EngineConfig, compute: torch.dtype) -> StorageDtype:
+    if config.storage_dtype == AUTO:
+        return StorageDtype(str(compute).removeprefix("torch."))
+    return StorageDtype(config.storage_dtype)

@@ -1,0 +1,43 @@
+"""What the engine needs to run a prompt: its plan, and how to make the entries it reads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from pc_rag.kv.key import EntryAddress
+    from pc_rag.layout.plan import RequestPlan
+    from pc_rag.types import MissReason, ModuleKey
+
+
+@dataclass(frozen=True, slots=True)
+class EntryRecipe:
+    """How to make an entry that is not stored.
+
+    Attributes:
+        address: The entry.
+        context: Keys of the entries it attends, by rising position ID; each has a recipe too.
+    """
+
+    address: EntryAddress
+    context: tuple[ModuleKey, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """A prompt, ready to run.
+
+    Attributes:
+        plan: Its parts.
+        recipes: Recipe of every entry that the plan reads, and of their contexts.
+        template: Label of the schema or corpus, for metrics.
+        remarks: By label of a cached part: why it is not served better than it is.
+    """
+
+    plan: RequestPlan
+    recipes: Mapping[ModuleKey, EntryRecipe] = field(default_factory=dict)
+    template: str = ""
+    remarks: Mapping[str, MissReason] = field(default_factory=dict)

@@ -1,0 +1,100 @@
+"""PML schemas that an engine knows, and the requests of their prompts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from threading import Lock
+from typing import TYPE_CHECKING
+
+from pc_rag.engine.request import EntryRecipe, Request
+from pc_rag.errors import Problem, PromptError
+from pc_rag.kv.key import VisibilityContext
+from pc_rag.layout.prompt_plan import plan_prompt
+from pc_rag.layout.schema_layout import lay_out
+from pc_rag.pml import Schema, parse_schema, read_schema
+
+if TYPE_CHECKING:
+    from pc_rag.engine.prompt_cache import PromptCache
+    from pc_rag.layout.schema_layout import SchemaLayout
+    from pc_rag.pml import Prompt
+    from pc_rag.types import ModuleKey
+
+
+class _Known:
+    """A schema with the recipes of its runs."""
+
+    def __init__(self, layout: SchemaLayout, recipes: list[EntryRecipe]) -> None:
+        self.layout = layout
+        self.keys = [recipe.address.key for recipe in recipes]
+        self.recipes = {recipe.address.key: recipe for recipe in recipes}
+
+
+class SchemaRegistry:
+    """Schemas by name. Thread-safe.
+
+    Args:
+        engine: Whose model encodes the modules.
+    """
+
+    def __init__(self, engine: PromptCache) -> None:
+        self._engine = engine
+        self._known: dict[str, _Known] = {}
+        self._lock = Lock()
+
+    def add(self, schema: Schema | Path | str) -> SchemaLayout:
+        """See ``PromptCache.add_schema``."""
+        if isinstance(schema, Path):
+            schema = read_schema(schema)
+        elif isinstance(schema, str):
+            schema = parse_schema(schema)
+        engine = self._engine
+        layout = lay_out(schema, engine.text_encoder, visibility=engine.config.visibility)
+        known = _Known(layout, self._recipes(layout))
+        missing = [
+            key
+            for key in dict.fromkeys(known.keys)
+            if not engine.store.lookup(known.recipes[key].address).is_hit
+        ]
+        for _ in engine.source.encode(missing, known.recipes):
+            pass
+        with self._lock:
+            self._known[layout.name] = known
+        return layout
+
+    def plan(self, prompt: Prompt) -> Request:
+        """The request of a prompt.
+
+        Raises:
+            PromptError: No schema of that name was added, or the prompt does not fit it.
+            LayoutError: The prompt does not fit the model's context.
+        """
+        with self._lock:
+            known = self._known.get(prompt.schema)
+            names = sorted(self._known)
+        if known is None:
+            place = prompt.location
+            message = (
+                f"schema {prompt.schema!r} is not known; known: {', '.join(names) or 'none'}. "
+                "Add it with add_schema first"
+            )
+            raise PromptError((Problem(place.line, place.column, message),), prompt.source)
+        plan = plan_prompt(
+            known.layout,
+            prompt,
+            self._engine.text_encoder,
+            policy=self._engine.config.position_policy,
+            entry_key=lambda index: known.keys[index],
+            max_position=self._engine.max_position,
+        )
+        return Request(plan=plan, recipes=known.recipes, template=known.layout.name)
+
+    def _recipes(self, layout: SchemaLayout) -> list[EntryRecipe]:
+        recipes: list[EntryRecipe] = []
+        keys: list[ModuleKey] = []
+        for index, run in enumerate(layout.runs):
+            token_ids, position_ids = layout.context_of(index)
+            context = VisibilityContext.of(layout.visibility, token_ids, position_ids)
+            address = self._engine.address(run.token_ids, start=run.span.start, context=context)
+            recipes.append(EntryRecipe(address, tuple(keys[i] for i in run.context)))
+            keys.append(address.key)
+        return recipes
