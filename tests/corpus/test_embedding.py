@@ -30,7 +30,9 @@ def test_vectors_are_normalised_when_a_plain_function_made_them():
 
 def test_zero_vector_stays_zero_when_it_is_normalised():
     """No division by zero, no NaN."""
-    assert as_embedder(lambda texts: np.zeros((len(texts), 3)), embedder_id="zero")(["a"]).sum() == 0
+    assert (
+        as_embedder(lambda texts: np.zeros((len(texts), 3)), embedder_id="zero")(["a"]).sum() == 0
+    )
 
 
 def test_function_names_itself_when_it_has_a_name():

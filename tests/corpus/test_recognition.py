@@ -46,9 +46,7 @@ def find_naively(texts, prompt):
             and prompt.startswith(text, place)
             and (
                 len(text) >= MIN_UNBOUNDED_CHARS
-                or not (
-                    is_inside_word(prompt, place) or is_inside_word(prompt, place + len(text))
-                )
+                or not (is_inside_word(prompt, place) or is_inside_word(prompt, place + len(text)))
             )
         ]
         if fitting:
