@@ -43,7 +43,7 @@ def rope(kind, **values):
         (BartConfig(), "decoder-only"),
         (GPT2Config(), "position encoding"),
         (BloomConfig(), "position encoding"),
-        (FalconMambaConfig(), "position encoding"),
+        (FalconMambaConfig(), "attention in every layer"),
         (Qwen3NextConfig(), "attention in every layer"),
         (Gemma2Config(), "full attention"),
         (Gemma2Config(sliding_window=8192), "plain attention scores"),
@@ -66,7 +66,7 @@ def rope(kind, **values):
             ),
             "a rotation that does not",
         ),
-        (tiny_config("llama", max_position_embeddings=None), "context length"),
+        (tiny_config("llama", max_position_embeddings=0), "context length"),
     ],
     ids=lambda value: type(value).__name__ if not isinstance(value, str) else value,
 )
