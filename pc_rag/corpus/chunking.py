@@ -111,8 +111,10 @@ class Chunker:
         """Where about the longest text from ``start`` that fits ends, be it inside a word."""
         # A search between the longest size known to fit and the shortest known not to. Token counts
         # are not additive, so sizes are guessed from the last count and then counted.
-        fits, too_long = 0, limit - start + 1
-        size = min(num_chars, limit - start)
+        rest = limit - start
+        fits, too_long = 0, rest + 1
+        # A rest that may just fit is tried whole, so that no tiny last chunk is left over.
+        size = rest if rest <= num_chars / _NEARLY_FULL else num_chars
         for num_tries in range(1, 64):
             num_tokens = self._measure(text, start, start + size).num_tokens
             if num_tokens <= self.max_tokens:
@@ -123,7 +125,7 @@ class Chunker:
                 too_long = size
             if too_long - fits <= max(1, int(fits * (1 - _NEARLY_FULL))):
                 break
-            guess = size * self.max_tokens // max(1, num_tokens)
+            guess = min(rest, size * self.max_tokens // max(1, num_tokens))
             is_trusted = num_tries <= _NUM_GUESSES and fits < guess < too_long
             size = guess if is_trusted else (fits + too_long) // 2
         return start + max(1, fits)

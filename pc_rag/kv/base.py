@@ -165,6 +165,14 @@ class KVStore(Protocol):
         """
         ...
 
+    def touch(self, key: ModuleKey) -> None:
+        """Note a use that this store did not see; of an entry that is not here, nothing.
+
+        A stack tells its farther tiers what the nearer ones serve, so that they do not evict what
+        is used most.
+        """
+        ...
+
     def remove(self, key: ModuleKey) -> bool:
         """Forget an entry; readers that hold a lease keep theirs. Whether it was there."""
         ...

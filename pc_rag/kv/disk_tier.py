@@ -184,6 +184,15 @@ class DiskTier:
         except OSError as error:
             raise _io_error("pin an entry in", self._folder.root, error) from error
 
+    def touch(self, key: ModuleKey) -> None:
+        """See ``KVStore.touch``; noted in the file's modification time too."""
+        self._check_open()
+        with self._lock:
+            record = self._ledger.get(key)
+            self._ledger.touch(key)
+        if record is not None:
+            self._folder.touch(record.name)
+
     def remove(self, key: ModuleKey) -> bool:
         """See ``KVStore.remove``; the bytes are free at once."""
         self._check_open()

@@ -204,8 +204,8 @@ def read_entry(file: FileIO, address: EntryAddress) -> Entry:
     _read_verified(file, header, buffer.data)
     data = torch.from_numpy(buffer)
     dtype = _TORCH_DTYPES[header.dtype]
-    keys = data[: header.keys_bytes].view(dtype).view(header.keys_shape)
-    values = data[header.keys_bytes :].view(dtype).view(header.values_shape)
+    keys = _tensor_of(data[: header.keys_bytes], dtype, header.keys_shape)
+    values = _tensor_of(data[header.keys_bytes :], dtype, header.values_shape)
     return Entry(address, keys, values)
 
 
@@ -330,6 +330,11 @@ def _bytes_of(tensor: torch.Tensor) -> memoryview:
     """The tensor's bytes in C order; a view where it is contiguous on the CPU."""
     flat = tensor.detach().cpu().contiguous().view(-1)
     return flat.view(torch.uint8).numpy().data
+
+
+def _tensor_of(data: torch.Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
+    """A view of bytes as a tensor; torch makes none of no bytes."""
+    return data.view(dtype).view(shape) if data.numel() else torch.empty(shape, dtype=dtype)
 
 
 def _write_all(file: FileIO, data: memoryview) -> None:

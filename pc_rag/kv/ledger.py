@@ -115,6 +115,10 @@ class Ledger:
         record.num_leases += 1
         self._policy.used(record.name.key)
 
+    def touch(self, key: ModuleKey) -> None:
+        """Count a use; of an entry that is not resident, nothing."""
+        self._policy.used(key)
+
     def unclaim(self, record: Record) -> None:
         """Count a lease's end."""
         record.num_leases -= 1

@@ -143,6 +143,12 @@ class MemoryTier:
                 self._ledger.pin(record, is_pinned=pinned)
             return record is not None
 
+    def touch(self, key: ModuleKey) -> None:
+        """See ``KVStore.touch``."""
+        with self._lock:
+            self._check_open()
+            self._ledger.touch(key)
+
     def remove(self, key: ModuleKey) -> bool:
         """See ``KVStore.remove``."""
         with self._lock:

@@ -71,9 +71,13 @@ class TieredStore:
         at once read it once.
         """
         try:
-            return self._tiers[0].lease(address, device)
+            lease = self._tiers[0].lease(address, device)
         except (EntryNotFound, CorruptEntry, StoreIOError) as error:
             failure = error
+        else:
+            for tier in self._tiers[1:]:
+                tier.touch(address.key)
+            return lease
         with self._key_locks.hold(address.key):
             return self._lease_and_promote(address, device, failure)
 
@@ -88,6 +92,11 @@ class TieredStore:
     def pin(self, key: ModuleKey, *, pinned: bool = True) -> bool:
         """See ``KVStore.pin``; whether the last tier holds it."""
         return self._tiers[-1].pin(key, pinned=pinned)
+
+    def touch(self, key: ModuleKey) -> None:
+        """See ``KVStore.touch``."""
+        for tier in self._tiers:
+            tier.touch(key)
 
     def remove(self, key: ModuleKey) -> bool:
         """See ``KVStore.remove``; from the last tier first, so that it does not come back."""

@@ -13,6 +13,7 @@ import logging
 import os
 import shutil
 import tempfile
+import threading
 import time
 from pathlib import Path
 
@@ -32,6 +33,10 @@ _DIGEST_HEX_DIGITS = 32
 _READ_BYTES = 1 << 20
 _WORKING_PREFIX = ".converting-"
 _ABANDONED_SECONDS = 24 * 3600
+
+TRANSFORMERS_LOCK = threading.RLock()
+"""Held around ``from_pretrained``: it patches torch's initialisers while it runs, and two threads
+that load at once leave the patches behind for the whole process."""
 
 _logger = logging.getLogger(__name__)
 
@@ -62,7 +67,7 @@ def convert_gguf(gguf: Path) -> Path:
     """The folder of a GGUF file's converted model; made now if it is not there yet.
 
     Safe against crashes and against other processes that convert the same file: the folder appears
-    complete or not at all.
+    complete or not at all. Threads of one process wait for each other.
 
     Args:
         gguf: An existing GGUF file.
@@ -76,10 +81,22 @@ def convert_gguf(gguf: Path) -> Path:
     """
     models = cache_folder() / "models"
     target = models / f"{gguf.stem}-{_CONVERSION}-{_digest_file(gguf)[:_DIGEST_HEX_DIGITS]}"
-    if (target / "config.json").is_file():
+    if _is_complete(target):
         return target
     for module in ("gguf", "accelerate"):
         require(module, feature=f"reading the GGUF file {gguf.name}", extra="gguf")
+    with TRANSFORMERS_LOCK:
+        if not _is_complete(target):
+            _convert(gguf, target)
+    return target
+
+
+def _is_complete(folder: Path) -> bool:
+    return (folder / "config.json").is_file()
+
+
+def _convert(gguf: Path, target: Path) -> None:
+    models = target.parent
     _logger.info("converting %s once into %s", gguf.name, target)
     try:
         models.mkdir(parents=True, exist_ok=True)
@@ -95,7 +112,6 @@ def convert_gguf(gguf: Path) -> Path:
         _publish(working, target)
     finally:
         shutil.rmtree(working, ignore_errors=True)
-    return target
 
 
 def _digest_file(path: Path) -> str:
@@ -154,5 +170,5 @@ def _publish(working: Path, target: Path) -> None:
     try:
         os.replace(working, target)  # noqa: PTH105 - the atomic call, by its name
     except OSError as error:
-        if not (target / "config.json").is_file():
+        if not _is_complete(target):
             raise ModelError(f"cannot move the converted model to {target}: {error}") from error

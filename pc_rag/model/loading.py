@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,12 +9,19 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import transformers
+from huggingface_hub.errors import StrictDataclassError
+from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import cached_file
 from transformers.utils import logging as transformers_logging
 
-from pc_rag.errors import ConfigError, ModelError
-from pc_rag.model.builtin import DEFAULT_MODEL, convert_gguf, find_default_gguf
+from pc_rag.errors import ConfigError, ModelError, PromptCacheError
+from pc_rag.model.builtin import (
+    DEFAULT_MODEL,
+    TRANSFORMERS_LOCK,
+    convert_gguf,
+    find_default_gguf,
+)
 from pc_rag.model.cache_folder import cache_folder, file_signature, recall, remember
 from pc_rag.model.capability import check_supported
 from pc_rag.model.fingerprint import digest_weights, fingerprint_of
@@ -90,19 +96,20 @@ def load_model(
     """
     chosen_device = _choose_device(device)
     chosen_dtype = _choose_dtype(dtype, chosen_device)
-    with _quiet_progress():
+    with TRANSFORMERS_LOCK, _quiet_progress():
         source = _resolve(name_or_path)
     options: dict[str, Any] = {
         "revision": revision or "main",
         "trust_remote_code": trust_remote_code,
     }
-    with _quiet_progress(), _explained(name_or_path):
+    with TRANSFORMERS_LOCK, _quiet_progress(), _explained(name_or_path):
         config = AutoConfig.from_pretrained(source, **options)
         check_supported(config)
         tokenizer = AutoTokenizer.from_pretrained(source, **options)
-        model = AutoModelForCausalLM.from_pretrained(
-            source, config=config, dtype=chosen_dtype, **options
+        model, report = AutoModelForCausalLM.from_pretrained(
+            source, config=config, dtype=chosen_dtype, output_loading_info=True, **options
         )
+    _check_complete(report, name_or_path)
     model.to(chosen_device)
     folder = _folder_of(source, revision=options["revision"])
     return _wrap(model, tokenizer, name=str(name_or_path), folder=folder)
@@ -204,13 +211,15 @@ def _explained(name: str | Path) -> Iterator[None]:
     """Turn what transformers raises for an unusable model into a ``ModelError``."""
     try:
         yield
-    except (OSError, ImportError) as error:
+    except PromptCacheError:
+        raise
+    except (OSError, ImportError, SafetensorError) as error:
         raise ModelError(
             f"cannot load {str(name)!r}: {_first_line(error)}. If it is a name on the hub, load it "
             f"once while online, or give the path of a model folder or .gguf file; "
             f"{DEFAULT_MODEL!r} needs no network"
         ) from error
-    except (ValueError, KeyError) as error:
+    except (ValueError, KeyError, StrictDataclassError) as error:
         raise ModelError(
             f"{str(name)!r} is not a causal language model that transformers "
             f"{transformers.__version__} knows: {_first_line(error)}. Update transformers, or pass "
@@ -223,28 +232,20 @@ def _first_line(error: BaseException) -> str:
     return text.splitlines()[0].rstrip(". ") if text else type(error).__name__
 
 
-_progress_lock = threading.Lock()
-_num_quiet = 0
-_was_shown = False
-
-
 @contextmanager
 def _quiet_progress() -> Iterator[None]:
-    """Hide transformers' progress bars meanwhile; what the host has set comes back at the end."""
-    global _num_quiet, _was_shown  # noqa: PLW0603 - the switch in transformers is global, too
-    with _progress_lock:
-        if _num_quiet == 0:
-            _was_shown = transformers_logging.is_progress_bar_enabled()
-            if _was_shown:
-                transformers_logging.disable_progress_bar()
-        _num_quiet += 1
+    """Hide transformers' progress bars meanwhile; what the host has set comes back at the end.
+
+    The switch is global, so this runs under ``TRANSFORMERS_LOCK``.
+    """
+    was_shown = transformers_logging.is_progress_bar_enabled()
+    if was_shown:
+        transformers_logging.disable_progress_bar()
     try:
         yield
     finally:
-        with _progress_lock:
-            _num_quiet -= 1
-            if _num_quiet == 0 and _was_shown:
-                transformers_logging.enable_progress_bar()
+        if was_shown:
+            transformers_logging.enable_progress_bar()
 
 
 def _eos_ids(model: PreTrainedModel) -> tuple[int, ...]:
@@ -255,6 +256,16 @@ def _eos_ids(model: PreTrainedModel) -> tuple[int, ...]:
         if value is not None:
             found += value if isinstance(value, list | tuple) else [value]
     return tuple(dict.fromkeys(int(token_id) for token_id in found))
+
+
+def _check_complete(report: dict[str, Any], name: str | Path) -> None:
+    """Refuse a model whose files lack weights, which transformers fills with random numbers."""
+    missing = sorted(report.get("missing_keys", ()))
+    if missing:
+        raise ModelError(
+            f"the files of {str(name)!r} lack {len(missing)} weights of the model, the first of "
+            f"them {missing[0]!r}; fetch or save the model again"
+        )
 
 
 def _folder_of(source: str, *, revision: str) -> Path | None:
