@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pc_rag.corpus.catalog import Catalog
 from pc_rag.corpus.chunking import Chunker, TextChunk
+from pc_rag.corpus.corpus import Corpus
 from pc_rag.corpus.documents import Document, document_id
 from pc_rag.corpus.embedding import (
     CallableEmbedder,
@@ -12,19 +13,40 @@ from pc_rag.corpus.embedding import (
     default_embedder,
     sentence_transformer,
 )
+from pc_rag.corpus.prompt_format import PromptFormat
 from pc_rag.corpus.readers import PathReader, SkippedFile, python_reference, read_paths
 from pc_rag.corpus.recognition import Recognized, Recognizer
+from pc_rag.corpus.reports import (
+    Answer,
+    AnswerStream,
+    CorpusStats,
+    GcReport,
+    IngestEstimate,
+    IngestProgress,
+    IngestReport,
+    RetrievedChunk,
+)
 from pc_rag.corpus.retrieval import ScoredId, VectorIndex
 
 __all__ = [
+    "Answer",
+    "AnswerStream",
     "CallableEmbedder",
     "Catalog",
     "Chunker",
+    "Corpus",
+    "CorpusStats",
     "Document",
     "Embedder",
+    "GcReport",
+    "IngestEstimate",
+    "IngestProgress",
+    "IngestReport",
     "PathReader",
+    "PromptFormat",
     "Recognized",
     "Recognizer",
+    "RetrievedChunk",
     "ScoredId",
     "SkippedFile",
     "TextChunk",

@@ -40,6 +40,23 @@ class Served:
     miss_reason: MissReason | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """One entry that ingestion made.
+
+    Attributes:
+        key: The entry.
+        num_tokens: Tokens encoded.
+        num_bytes: Bytes of its keys and values.
+        refusal: Why the store did not take it; ``None`` where it did.
+    """
+
+    key: ModuleKey
+    num_tokens: int
+    num_bytes: int
+    refusal: StoreFull | None = None
+
+
 @dataclass(slots=True, eq=False)
 class Acquired:
     """Entries at hand, leased until released. A context manager.
@@ -123,11 +140,11 @@ class EntrySource:
         recipes: Mapping[ModuleKey, EntryRecipe],
         *,
         pinned: bool = False,
-    ) -> Iterator[Entry]:
+    ) -> Iterator[Encoded]:
         """Encode entries and store them, whether they are stored already or not.
 
-        Entries are yielded once they are stored; those behind one context and of like length are
-        computed together.
+        Each is yielded once it is stored, or once the store refused it for lack of room; entries
+        behind one context and of like length are computed together.
 
         Args:
             keys: The entries to make.
@@ -135,14 +152,22 @@ class EntrySource:
             pinned: Never evict them.
 
         Raises:
-            StoreFull: An entry does not fit; those yielded before are stored.
-            StoreIOError: The store's medium failed.
+            StoreIOError: The store's medium failed; what was yielded before is stored.
         """
         pending = iter(dict.fromkeys(keys))
         while window := list(islice(pending, _ENCODE_WINDOW)):
             for entry in self._computed(window, recipes):
-                self._store.put(entry, pinned=pinned)
-                yield entry
+                refusal = None
+                try:
+                    self._store.put(entry, pinned=pinned)
+                except StoreFull as error:
+                    refusal = error
+                yield Encoded(entry.address.key, entry.num_tokens, entry.num_bytes, refusal)
+
+    def missing(self, recipes: Iterable[EntryRecipe]) -> list[ModuleKey]:
+        """Keys of the recipes whose entries no tier holds, each once, in order."""
+        found = {recipe.address.key: recipe.address for recipe in recipes}
+        return [key for key, address in found.items() if not self._store.lookup(address).is_hit]
 
     def _lease(
         self, recipe: EntryRecipe, acquired: Acquired, watch: Stopwatch | None

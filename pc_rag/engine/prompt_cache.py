@@ -233,6 +233,11 @@ class PromptCache:
             tenant=self.config.tenant,
         )
 
+    @property
+    def bytes_per_token(self) -> int:
+        """Bytes of one token's KV as stored: 2 · layers · kv_heads · head_dim · bytes a number."""
+        return self.runner.shape.bytes_per_token(getattr(torch, self.storage_dtype.value))
+
     def close(self) -> None:
         """Release the store. Idempotent."""
         self.store.close()

@@ -50,13 +50,10 @@ class SchemaRegistry:
         engine = self._engine
         layout = lay_out(schema, engine.text_encoder, visibility=engine.config.visibility)
         known = _Known(layout, self._recipes(layout))
-        missing = [
-            key
-            for key in dict.fromkeys(known.keys)
-            if not engine.store.lookup(known.recipes[key].address).is_hit
-        ]
-        for _ in engine.source.encode(missing, known.recipes):
-            pass
+        missing = engine.source.missing(known.recipes.values())
+        for encoded in engine.source.encode(missing, known.recipes):
+            if encoded.refusal is not None:
+                raise encoded.refusal
         with self._lock:
             self._known[layout.name] = known
         return layout

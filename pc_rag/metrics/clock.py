@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 class Phase(StrEnum):
     """What a request spends its time on, loading apart: see ``Stopwatch.charge_load``."""
 
+    RETRIEVE = "retrieve"
+    """Embedding the question and searching the corpus."""
     PLAN = "plan"
     """Text or PML to a plan."""
     LOOKUP = "lookup"
@@ -38,6 +40,7 @@ class Timings(TypedDict):
     """What a stopwatch measured, as keyword arguments of ``RequestMetrics``."""
 
     ttft_seconds: float | None
+    retrieve_seconds: float
     plan_seconds: float
     lookup_seconds: float
     load_seconds: Mapping[Tier, float]
@@ -143,6 +146,7 @@ class Stopwatch:
         """Everything measured so far."""
         return Timings(
             ttft_seconds=self._ttft_seconds,
+            retrieve_seconds=self._seconds[Phase.RETRIEVE],
             plan_seconds=self._seconds[Phase.PLAN],
             lookup_seconds=self._seconds[Phase.LOOKUP],
             load_seconds=dict(self._load_seconds),

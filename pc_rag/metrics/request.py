@@ -85,6 +85,7 @@ class RequestMetrics:
         num_generated_tokens: Tokens generated, the first included.
         ttft_seconds: From the call to the first token in the caller's hands; ``None`` when there
             was none.
+        retrieve_seconds: Embedding the question and searching the corpus.
         plan_seconds: Text or PML to a plan.
         lookup_seconds: Asking the store which entries it holds.
         load_seconds: Bringing entries to the device, by the tier they came from.
@@ -111,6 +112,7 @@ class RequestMetrics:
     num_repaired_tokens: int = 0
     num_generated_tokens: int = 0
     ttft_seconds: float | None = None
+    retrieve_seconds: float = 0.0
     plan_seconds: float = 0.0
     lookup_seconds: float = 0.0
     load_seconds: Mapping[Tier, float] = field(default_factory=dict, hash=False)
@@ -159,6 +161,7 @@ class RequestMetrics:
     def _parts(self) -> dict[str, float]:
         """The parts of ``ttft_seconds`` by name, one for each tier that was loaded from."""
         return {
+            "retrieve": self.retrieve_seconds,
             "plan": self.plan_seconds,
             "lookup": self.lookup_seconds,
             **{f"load from {tier}": seconds for tier, seconds in self.load_seconds.items()},
@@ -181,11 +184,12 @@ class RequestMetrics:
 
     @property
     def assembly_seconds(self) -> float:
-        """Everything before the first token but encoding, prefill and the first token itself.
+        """Everything before the first token but retrieval, encoding, prefill and the token itself.
 
         What no phase measured is in it. Without a first token: the phases alone.
         """
         computing = self.encode_seconds + self.prefill_seconds + self.first_token_seconds
+        computing += self.retrieve_seconds
         if self.ttft_seconds is None:
             return sum(self._parts().values()) - computing
         return max(self.ttft_seconds - computing, 0.0)

@@ -1,0 +1,213 @@
+"""From a prompt and the chunks that stand in it to a request.
+
+A prompt is cut where chunks stand. What lies between is tokenised as the request's own text; the
+chunks' tokens are those they were encoded with.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
+
+from pc_rag.corpus.prefixes import chunk_recipe, longest_prefix_of, recipe_table
+from pc_rag.corpus.recognition import Recognized
+from pc_rag.engine.request import Request
+from pc_rag.layout import EntryPiece, TextPiece, apply_repair, parse_repair, plan_chunks
+from pc_rag.model.chat import ChatPiece, PieceKind
+from pc_rag.types import MissReason, Visibility
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from pc_rag.corpus.prefixes import CorpusPrefix
+    from pc_rag.engine import PromptCache
+    from pc_rag.engine.request import EntryRecipe
+    from pc_rag.types import TokenIds
+
+    Finder: TypeAlias = Callable[[str], Sequence[Recognized]]
+
+_TEMPLATE = "corpus"
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkPlace:
+    """A chunk that stands in a prompt.
+
+    Attributes:
+        chunk_id: The chunk.
+    """
+
+    chunk_id: str
+
+
+class InOrder:
+    """Finds given texts in the order given; the finder of prompts that we put together ourselves.
+
+    Args:
+        chunks: Pairs of id and text, as they stand in the prompt.
+    """
+
+    def __init__(self, chunks: Sequence[tuple[str, str]]) -> None:
+        self._left = list(chunks)
+
+    def __call__(self, text: str) -> list[Recognized]:
+        """The next chunks, as many as follow each other in ``text``."""
+        found: list[Recognized] = []
+        end = 0
+        while self._left:
+            chunk_id, chunk_text = self._left[0]
+            start = text.find(chunk_text, end)
+            if start < 0:
+                break
+            end = start + len(chunk_text)
+            found.append(Recognized(chunk_id, start, end))
+            del self._left[0]
+        return found
+
+
+CutPiece: TypeAlias = "TokenIds | ChunkPlace"
+"""A prompt in order: token ids of its own text, and places of chunks."""
+
+
+def cut_conversation(
+    engine: PromptCache, pieces: Sequence[ChatPiece], find: Finder
+) -> list[CutPiece]:
+    """Cut a rendered conversation at the chunks in its messages.
+
+    Chunks are looked for in the messages only, so that no text of a chunk can stand for control
+    tokens of the template.
+    """
+    cut: list[CutPiece] = []
+    for piece in pieces:
+        found = find(piece.text) if piece.kind is PieceKind.CONTENT else ()
+        if found:
+            cut.extend(_cut_text(engine, piece.text, found, is_first=not cut))
+        else:
+            cut.append(piece.token_ids)
+    return cut
+
+
+def cut_plain_text(engine: PromptCache, text: str, find: Finder) -> list[CutPiece]:
+    """Cut a plain text prompt at the chunks in it; BOS comes first where the model wants one."""
+    bos_ids = engine.loaded.tokenizer.bos_ids
+    own: list[CutPiece] = [bos_ids] if bos_ids else []
+    return own + list(_cut_text(engine, text, find(text), is_first=True))
+
+
+def head_of(cut: Sequence[CutPiece]) -> TokenIds:
+    """The tokens before the first chunk; all of them where there is none."""
+    head: list[int] = []
+    for piece in cut:
+        if isinstance(piece, ChunkPlace):
+            break
+        head.extend(piece)
+    return tuple(head)
+
+
+def _cut_text(
+    engine: PromptCache, text: str, found: Sequence[Recognized], *, is_first: bool
+) -> Iterator[CutPiece]:
+    encode = engine.loaded.tokenizer.encode_text
+    start = 0
+    for recognized in found:
+        if start < recognized.start:
+            between = text[start : recognized.start]
+            yield encode(between, is_first=is_first and not start)
+        yield ChunkPlace(recognized.chunk_id)
+        start = recognized.end
+    if start < len(text):
+        yield encode(text[start:], is_first=is_first and not start)
+
+
+class RequestPlanner:
+    """Makes requests of cut prompts, under the engine's policies.
+
+    Args:
+        engine: Whose model and configuration decide.
+    """
+
+    def __init__(self, engine: PromptCache) -> None:
+        self._engine = engine
+        self._repair = parse_repair(engine.config.repair)
+
+    def plan(
+        self,
+        cut: Sequence[CutPiece],
+        chunk_tokens: Callable[[str], TokenIds],
+        *,
+        prefixes: Sequence[CorpusPrefix],
+    ) -> Request:
+        """The request of a cut prompt.
+
+        Args:
+            cut: The prompt.
+            chunk_tokens: The tokens of a chunk, by id.
+            prefixes: Those that all chunks are encoded behind, the default first.
+
+        Raises:
+            PromptError: The prompt has no token.
+            LayoutError: It does not fit the model's context, or a chunk does not fit its slot.
+        """
+        config = self._engine.config
+        head = head_of(cut)
+        known = longest_prefix_of(head, prefixes)
+        encoded_behind = known or prefixes[0]
+        is_behind_prefix = known is not None and known.token_ids == head
+        sees_context = is_behind_prefix or (not head and not encoded_behind.token_ids)
+        recipes: dict[str, EntryRecipe] = {}
+        pieces: list[TextPiece | EntryPiece] = []
+        if known is not None and known.recipe is not None:
+            pieces.append(
+                EntryPiece(
+                    label="(prefix)",
+                    key=known.recipe.address.key,
+                    token_ids=known.token_ids,
+                    encoded_start=0,
+                    context_is_prefix=True,
+                    is_prefix=True,
+                )
+            )
+            pieces.append(TextPiece(head[len(known.token_ids) :]))
+        else:
+            pieces.append(TextPiece(head))
+        for piece in _behind_head(cut):
+            if not isinstance(piece, ChunkPlace):
+                pieces.append(TextPiece(piece))
+                continue
+            recipe = recipes.get(piece.chunk_id)
+            if recipe is None:
+                token_ids = chunk_tokens(piece.chunk_id)
+                recipe = chunk_recipe(self._engine, token_ids, encoded_behind)
+                recipes[piece.chunk_id] = recipe
+            pieces.append(
+                EntryPiece(
+                    label=piece.chunk_id,
+                    key=recipe.address.key,
+                    token_ids=recipe.address.token_ids,
+                    encoded_start=recipe.address.start,
+                    context_is_prefix=sees_context,
+                )
+            )
+        plan = plan_chunks(
+            pieces,
+            policy=config.position_policy,
+            slot_tokens=config.slot_tokens,
+            max_position=self._engine.max_position,
+        )
+        plan = apply_repair(plan, self._repair, lambda part: part.label in recipes)
+        is_other = config.visibility is Visibility.PREFIX and not sees_context
+        remarks = dict.fromkeys(recipes, MissReason.OTHER_PREFIX) if is_other else {}
+        return Request(
+            plan=plan,
+            recipes=recipe_table(recipes.values(), prefixes),
+            template=_TEMPLATE,
+            remarks=remarks,
+        )
+
+
+def _behind_head(cut: Sequence[CutPiece]) -> Iterator[CutPiece]:
+    is_head = True
+    for piece in cut:
+        is_head = is_head and not isinstance(piece, ChunkPlace)
+        if not is_head:
+            yield piece
