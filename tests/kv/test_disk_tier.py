@@ -431,6 +431,33 @@ def test_nothing_is_visible_when_writing_fails(
     assert tier.lookup(entry.address).is_hit
 
 
+def test_e8_bytes_are_flushed_before_the_name_when_put(
+    root: Path, entry: Entry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """E8 for a power cut: data first, then the name, then the folder; new folders as well."""
+    tier = DiskTier(root)
+    events: list[str] = []
+    fsync, replace = os.fsync, Path.replace
+
+    def flushed(descriptor: int) -> None:
+        is_folder = stat.S_ISDIR(os.fstat(descriptor).st_mode)
+        events.append("folder" if is_folder else "data")
+        fsync(descriptor)
+
+    def renamed(path: Path, target: Path) -> Path:
+        events.append("name")
+        return replace(path, target)
+
+    monkeypatch.setattr(os, "fsync", flushed)
+    monkeypatch.setattr(Path, "replace", renamed)
+    tier.put(entry)
+    assert events == ["folder", "folder", "data", "name", "folder"]
+    events.clear()
+    tier.remove(entry.address.key)
+    tier.put(entry, pinned=True)
+    assert events == ["data", "folder", "name", "folder"]
+
+
 def test_store_error_names_the_folder_when_it_cannot_be_made(tmp_path: Path) -> None:
     """A file where the folder should be is an I/O error with its path."""
     (tmp_path / "file").write_text("")
