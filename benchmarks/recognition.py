@@ -3,8 +3,10 @@
 Measured: ``Recognizer.find`` of a 20,000-character prompt against a corpus of ``--chunks`` chunks
 (100,000 by default, 200 to 1,400 characters each), for corpora and prompts that are hard in
 different ways; the time to add the chunks at once, and one by one to a corpus that is there; memory
-beyond the texts themselves. Not measured: tokenising, planning, the catalog. Prompts alternate, so
-that no arm has the caches to itself. Before timing, every result is compared with ``str.find``.
+beyond the texts themselves. Not measured: tokenising, planning, the catalog. The limit is held
+against the CPU time of the call, which on a free core is the wall time that stands beside it.
+Prompts alternate, so that no arm has the caches to itself. Before timing, every result is compared
+with ``str.find``.
 
     python benchmarks/recognition.py [--chunks 100000] [--repeats 30] [--seed 0]
 """
@@ -104,14 +106,16 @@ def build(chunks: Chunks) -> tuple[Recognizer, dict[str, float]]:
 
 def measure(
     recognizer: Recognizer, prompts: dict[str, str], repeats: int
-) -> dict[str, list[float]]:
-    """Milliseconds of ``find`` for each prompt, prompts alternating."""
-    samples: dict[str, list[float]] = {name: [] for name in prompts}
+) -> dict[str, list[tuple[float, float]]]:
+    """CPU and wall milliseconds of ``find`` for each prompt, prompts alternating."""
+    samples: dict[str, list[tuple[float, float]]] = {name: [] for name in prompts}
     for repeat in range(repeats + NUM_WARM_UP):
         for name, prompt in prompts.items():
-            milliseconds = timed(lambda prompt=prompt: recognizer.find(prompt)) * 1e3
+            cpu, wall = time.thread_time(), time.perf_counter()
+            recognizer.find(prompt)
+            sample = (time.thread_time() - cpu) * 1e3, (time.perf_counter() - wall) * 1e3
             if repeat >= NUM_WARM_UP:
-                samples[name].append(milliseconds)
+                samples[name].append(sample)
     return samples
 
 
@@ -152,12 +156,20 @@ def run(corpus: str, chunks: Chunks, rng: random.Random, repeats: int) -> dict[s
     recognizer, building = build(chunks)
     num_found = check(recognizer, chunks, prompts)
     samples = measure(recognizer, prompts, repeats)
-    for name, values in samples.items():
-        median = statistics.median(values)
-        print(f"{corpus:32} {name:24} {num_found[name]:5} {median:10.2f} {max(values):8.2f}")
+    medians = {
+        name: [statistics.median(times) for times in zip(*values, strict=True)]
+        for name, values in samples.items()
+    }
+    for name, (cpu, wall) in medians.items():
+        print(f"{corpus:32} {name:24} {num_found[name]:5} {cpu:8.2f} {wall:8.2f}")
     print("  " + ", ".join(f"{name} {value:.2f}" for name, value in building.items()))
-    medians = {name: statistics.median(values) for name, values in samples.items()}
-    return {"num_found": num_found, "median_ms": medians, "find_ms": samples, **building}
+    return {
+        "num_found": num_found,
+        "median_cpu_ms": {name: cpu for name, (cpu, _) in medians.items()},
+        "median_wall_ms": {name: wall for name, (_, wall) in medians.items()},
+        "cpu_and_wall_ms": samples,
+        **building,
+    }
 
 
 def main() -> None:
@@ -169,13 +181,13 @@ def main() -> None:
     options = parser.parse_args()
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-    rng = random.Random(options.seed)  # noqa: S311 - a benchmark's texts
-    print(f"{'corpus':32} {'prompt':24} {'found':>5} {'median ms':>10} {'max ms':>8}")
+    rng = random.Random(options.seed)  # noqa: S311 - made-up texts
+    print(f"{'corpus':32} {'prompt':24} {'found':>5} {'CPU ms':>8} {'wall ms':>8}")
     results = {
         corpus: run(corpus, chunks, rng, options.repeats)
         for corpus, chunks in make_corpora(rng, options.chunks).items()
     }
-    worst = max(max(result["median_ms"].values()) for result in results.values())
+    worst = max(max(result["median_cpu_ms"].values()) for result in results.values())
     print(f"worst median {worst:.2f} ms; the limit is {LIMIT_MS} ms")
     report = {
         "benchmark": "recognition",
@@ -184,7 +196,7 @@ def main() -> None:
         "num_chunks": options.chunks,
         "prompt_chars": PROMPT_CHARS,
         "seed": options.seed,
-        "worst_median_ms": worst,
+        "worst_median_cpu_ms": worst,
         "results": results,
     }
     print(json.dumps(report))

@@ -213,6 +213,27 @@ def test_tables_do_not_grow_when_a_chunk_comes_and_goes():
     assert sum(len(table.texts) for table in recognizer._tables) <= 7
 
 
+def test_chunk_is_found_when_it_came_back_before_tables_were_merged():
+    """A text taken up again from a large table survives the merges of small ones."""
+    fillers = [f"filler number {n} for a large first table" for n in range(100)]
+    recognizer = recognizer_of(CHUNK, *fillers)
+    recognizer.remove(CHUNK)
+    recognizer.add(CHUNK, CHUNK)
+    for n in range(30):
+        recognizer.add(str(n), f"small addition number {n} to the corpus")
+    assert texts_found(recognizer, f"{CHUNK} {fillers[3]}") == [CHUNK, fillers[3]]
+
+
+def test_memory_is_given_back_when_most_chunks_are_removed():
+    """Tables are made anew once more than half of their texts are gone."""
+    fillers = [f"filler number {n} for a large first table" for n in range(100)]
+    recognizer = recognizer_of(CHUNK, *fillers)
+    for text in fillers:
+        recognizer.remove(text)
+    assert sum(len(table.texts) for table in recognizer._tables) <= 3
+    assert texts_found(recognizer, f"{CHUNK} {fillers[3]}") == [CHUNK]
+
+
 def test_known_chunks_are_always_found_when_others_come_and_go():
     """Searches run beside additions and removals, and never lose a chunk that is there."""
     recognizer = recognizer_of(CHUNK, OTHER)
