@@ -140,6 +140,16 @@ def test_links_are_not_followed_when_they_leave_the_folder(folder):
     assert [document.text for document in read_paths([folder / "code/out.txt"])] == ["secret"]
 
 
+def test_file_is_skipped_when_its_name_is_not_utf8(folder):
+    """Its name could not be an id; reading twice names it once."""
+    (folder / os.fsdecode(b"bad\xff.txt")).write_text("text")
+    reader = read_paths([folder])
+    assert len(list(reader)) == len(list(reader)) == 7
+    assert [skipped.reason for skipped in reader.skipped if "rename" in skipped.reason] == [
+        reasons(reader, folder)["bad\udcff.txt"]
+    ]
+
+
 def test_reading_goes_on_when_a_pipe_lies_in_the_folder(folder):
     """A pipe would block for ever."""
     os.mkfifo(folder / "pipe")
