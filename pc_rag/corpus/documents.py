@@ -25,8 +25,8 @@ class Document:
         metadata: Facts to filter by. Copied, so later changes to the mapping do not show.
 
     Raises:
-        IngestError: The text is not valid Unicode, the id is empty, or a metadata key or value is
-            not a string.
+        IngestError: A text is not valid Unicode, the id is empty, or a metadata key or value is not
+            a string.
     """
 
     text: str
@@ -38,21 +38,28 @@ class Document:
         name = self.source or self.id or "document without a source"
         if self.id == "":
             raise IngestError(f"{name}: the id is empty; pass None to have one derived")
-        try:
-            self.text.encode()
-        except UnicodeEncodeError as error:
-            raise IngestError(
-                f"{name}: character {error.start} is the lone surrogate "
-                f"U+{ord(self.text[error.start]):04X}, which no tokenizer can encode; decode the "
-                f"text with errors='replace'"
-            ) from error
         for key, value in self.metadata.items():
             if not isinstance(key, str) or not isinstance(value, str):
                 raise IngestError(
                     f"{name}: metadata {key!r} = {value!r} is not a pair of strings; convert it, "
                     f"for example with str()"
                 )
+        for part, text in (("text", self.text), ("id", self.id or ""), ("source", self.source)):
+            _check_unicode(text, f"{name!a}: {part}")
+        for key, value in self.metadata.items():
+            _check_unicode(key + value, f"{name!a}: metadata {key!a}")
         object.__setattr__(self, "metadata", dict(self.metadata))
+
+
+def _check_unicode(text: str, place: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise IngestError(
+            f"{place}: character {error.start} is the lone surrogate "
+            f"U+{ord(text[error.start]):04X}, which no tokenizer or catalog can encode; "
+            f"decode text with errors='replace', and rename files whose names are not UTF-8"
+        ) from error
 
 
 def document_id(document: Document) -> str:

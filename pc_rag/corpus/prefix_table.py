@@ -87,7 +87,7 @@ class PrefixTable:
             found = self._table.find(prompt.at(places[inside], tried[inside]))
             is_hit = found >= 0
             hits = inside[is_hit]
-            num_matched[hits] = tried[hits]
+            num_matched[hits] += 1 << bit
             nodes[hits] = found[is_hit]
         best = np.where(nodes >= 0, self._best[nodes], -1) if len(self._best) else nodes
         is_match = best >= 0

@@ -119,28 +119,22 @@ class HashTable:
     __slots__ = ("_keys", "_rows", "_shift", "_starts")
 
     def __init__(self, keys: HashArray) -> None:
-        self._keys, first = np.unique(keys, return_index=True)
-        self._rows = first.astype(np.int32)
-        num_bits = max(1, len(self._keys).bit_length())
+        unique, first = np.unique(keys, return_index=True)
+        num_bits = max(1, len(unique).bit_length())
         self._shift = np.uint64(64 - num_bits)
         tops = np.arange(1 << num_bits, dtype=np.uint64) << self._shift
-        starts = np.searchsorted(self._keys, tops)
-        self._starts = np.append(starts, len(self._keys)).astype(np.int32)
+        self._starts = np.searchsorted(unique, tops).astype(np.int32)
+        # The largest hash ends every walk along the keys; it stands for no row.
+        self._keys = np.append(unique, np.uint64(2**64 - 1))
+        self._rows = np.append(first, -1).astype(np.int32)
 
     def find(self, keys: HashArray) -> IntArray:
         """For each key the row it had in the constructor, or -1."""
-        tops = (keys >> self._shift).astype(np.int64)
-        positions = self._starts[tops].astype(np.int64)
-        ends = self._starts[tops + 1]
-        rows = np.full(len(keys), -1, dtype=np.int64)
-        pending = np.flatnonzero(positions < ends)
-        while len(pending):
-            places = positions[pending]
-            stored = self._keys[places]
-            wanted = keys[pending]
-            is_hit = stored == wanted
-            rows[pending[is_hit]] = self._rows[places[is_hit]]
-            pending = pending[stored < wanted]
-            positions[pending] += 1
-            pending = pending[positions[pending] < ends[pending]]
-        return rows
+        places = self._starts[keys >> self._shift]
+        stored = self._keys[places]
+        behind = np.flatnonzero(stored < keys)
+        while len(behind):
+            places[behind] += 1
+            stored[behind] = self._keys[places[behind]]
+            behind = behind[stored[behind] < keys[behind]]
+        return np.where(stored == keys, self._rows[places], -1).astype(np.int64)

@@ -71,6 +71,12 @@ def test_strongest_boundary_is_taken_when_several_would_do(text, ends):
     assert split(text, 12)[0].text.endswith(ends)
 
 
+def test_weaker_boundary_is_taken_when_a_stronger_one_leaves_a_chunk_empty():
+    """A title is not a chunk of its own."""
+    text = "Title\n\n" + "one two three four five six. " * 20
+    assert split(text, 30)[0].text.endswith("six.")
+
+
 def test_chinese_is_cut_behind_sentences_when_there_are_no_spaces():
     """A full-width stop ends a sentence without a space behind it."""
     sentence = "这是一个关于缓存的句子。"

@@ -47,6 +47,8 @@ def test_metadata_is_copied_when_the_caller_goes_on_using_it():
     ("arguments", "message"),
     [
         ({"text": "a\ud800"}, r"character 1 is the lone surrogate U\+D800"),
+        ({"text": "a", "id": "\udcff"}, r"id: character 0 is the lone surrogate"),
+        ({"text": "a", "metadata": {"k": "\udcff"}}, r"metadata 'k': character 1"),
         ({"text": "a", "id": ""}, "the id is empty"),
         ({"text": "a", "metadata": {"page": 3}}, "metadata 'page' = 3"),
     ],

@@ -39,7 +39,7 @@ class PathReader:
     """The documents of some paths, read while iterating; made by ``read_paths``.
 
     Attributes:
-        skipped: What gave no document so far; complete when the iteration is.
+        skipped: What gave no document in the last iteration; complete when the iteration is.
     """
 
     def __init__(self, files: Iterable[Path], skipped: list[SkippedFile]) -> None:
@@ -47,6 +47,7 @@ class PathReader:
         self.skipped = skipped
 
     def __iter__(self) -> Iterator[Document]:
+        self.skipped.clear()
         for path in self._files:
             try:
                 yield from self._read(path)

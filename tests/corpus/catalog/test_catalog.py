@@ -46,6 +46,8 @@ def test_adding_is_a_no_op_when_the_text_is_unchanged(catalog):
 def test_chunks_stay_when_only_metadata_changes(catalog):
     """Pitfall 39: a metadata edit touches no chunk and no entry."""
     add(catalog, Document("one", id="d", metadata={"date": "1"}), entries=[entry_of("one")])
+    moved = Document("one", id="d", source="moved.md", metadata={"date": "1"})
+    assert catalog.add_document(moved, [], chunking="lines") is DocumentChange.METADATA
     edited = Document("one", id="d", source="moved.md", metadata={"date": "2"})
     assert catalog.compare(edited, chunking="lines") is DocumentChange.METADATA
     assert catalog.add_document(edited, [], chunking="lines") is DocumentChange.METADATA
@@ -187,15 +189,19 @@ def test_readopted_chunk_stays_when_a_purge_comes_late(catalog):
     """Between ``unowned`` and ``purge`` a document takes the chunk up again."""
     document = Document("one", id="d")
     add(catalog, document, entries=[entry_of("one")])
+    add(catalog, Document("late", id="late"))
     catalog.remove_document("d")
+    catalog.remove_document("late")
     unowned = catalog.unowned()
+    catalog.entries.record([entry_of("late")])
     add(catalog, document)
     add(catalog, Document("two", id="e"), entries=[entry_of("two")])
     catalog.remove_document("e")
     assert catalog.purge(unowned) == 0
     assert texts_of(catalog.chunks_of("d")) == ["one"]
     assert catalog.entries.of_chunk(chunk_id_of("one")) == ()
-    assert catalog.entries.keys() == {entry_of("two").key}
+    assert catalog.entries.keys() == {entry_of("two").key, entry_of("late").key}
+    assert set(catalog.unowned().chunk_ids) == {chunk_id_of("two"), chunk_id_of("late")}
 
 
 def test_generation_changes_when_documents_do(catalog):

@@ -122,7 +122,7 @@ def test_file_is_refused_when_a_newer_version_wrote_it(tmp_path):
     with sqlite3.connect(tmp_path / FILE_NAME) as connection:
         connection.execute("PRAGMA user_version = 99")
     connection.close()
-    with pytest.raises(StoreError, match="catalog version 99.*upgrade pc-rag"):
+    with pytest.raises(StoreError, match=r"catalog version 99.*upgrade pc-rag"):
         open_catalog(tmp_path)
 
 
