@@ -227,6 +227,15 @@ def test_default_system_message_opens_the_prompt_when_a_user_speaks_first():
     assert encoder.beginning() == ()
 
 
+def test_turn_opener_is_no_bos_when_the_tokenizer_calls_it_so():
+    """SmolLM2's GGUF names ``<|im_start|>`` its BOS; every turn needs it, not only the first."""
+    hf = tiny_tokenizer(chat_template=DEFAULT_SYSTEM_TEMPLATE)
+    hf.bos_token = "<|im_start|>"
+    encoder = TemplateEncoder(TextTokenizer(hf))
+    assert encoder.beginning() == ()
+    assert encoder.role_open(SYSTEM, is_first=True) == (258, *b"system\n")
+
+
 @pytest.mark.parametrize(
     ("template", "reason"),
     [(INSIDE_TEMPLATE, "inside the user's turn"), (NO_SYSTEM_TEMPLATE, "refuses or reorders")],

@@ -9,7 +9,7 @@ from pc_rag.errors import ConfigError
 from pc_rag.model.sampling import GenerationConfig, Sampler
 from tests.support.tiny_models import tiny_model
 
-PROMPT = [72, 101, 108, 108, 111, 32, 72, 101]
+PROMPT = [72, 101, 108, 108, 111, 32, 72, 101, 10]
 CPU = torch.device("cpu")
 
 

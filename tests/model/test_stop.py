@@ -70,6 +70,12 @@ def test_earlier_candidate_wins_when_a_later_stop_is_complete_first():
     assert run(("abcd", "bc"), "xabc") == ("xa", True)
 
 
+def test_stop_is_found_when_it_overlaps_itself():
+    """A failed attempt may hold the beginning of the next one."""
+    assert run(("aab",), "aaab!") == ("a", True)
+    assert run(("abab\n",), ["aba", "bab", "\n"]) == ("ab", True)
+
+
 def test_empty_stop_is_refused_when_configured():
     """An empty string would stop everything."""
     with pytest.raises(ConfigError, match="empty"):

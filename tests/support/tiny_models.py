@@ -142,6 +142,9 @@ def tiny_model(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = kinds[config.model_type](config)
-    model.to(dtype).eval()
+    for parameter in model.parameters():  # the buffers of rotary embeddings stay in float32
+        parameter.data = parameter.data.to(dtype)
+    model.config.dtype = dtype
+    model.eval()
     model.generation_config.eos_token_id = 259
     return model, tiny_tokenizer(add_bos=add_bos)
