@@ -1,1 +1,77 @@
-"""Prompt Cache for RAG: every corpus chunk is prefilled once, then reused by every question."""
+"""Prompt Cache for RAG: every corpus chunk is prefilled once, then reused by every question.
+
+Importing this package does no work: names are loaded when they are first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pc_rag.config import EngineConfig
+    from pc_rag.corpus import Answer, Corpus, Document, PromptFormat, read_paths
+    from pc_rag.engine import Completion, CompletionStream, PromptCache
+    from pc_rag.errors import PromptCacheError
+    from pc_rag.metrics import CacheStats, RequestMetrics
+    from pc_rag.model.chat import ChatMessage
+    from pc_rag.model.sampling import GenerationConfig
+    from pc_rag.pml import parse_prompt, parse_schema
+    from pc_rag.types import HitKind, MissReason, Role
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Answer",
+    "CacheStats",
+    "ChatMessage",
+    "Completion",
+    "CompletionStream",
+    "Corpus",
+    "Document",
+    "EngineConfig",
+    "GenerationConfig",
+    "HitKind",
+    "MissReason",
+    "PromptCache",
+    "PromptCacheError",
+    "PromptFormat",
+    "RequestMetrics",
+    "Role",
+    "parse_prompt",
+    "parse_schema",
+    "read_paths",
+]
+
+_HOMES = {
+    "Answer": "pc_rag.corpus",
+    "CacheStats": "pc_rag.metrics",
+    "ChatMessage": "pc_rag.model.chat",
+    "Completion": "pc_rag.engine",
+    "CompletionStream": "pc_rag.engine",
+    "Corpus": "pc_rag.corpus",
+    "Document": "pc_rag.corpus",
+    "EngineConfig": "pc_rag.config",
+    "GenerationConfig": "pc_rag.model.sampling",
+    "HitKind": "pc_rag.types",
+    "MissReason": "pc_rag.types",
+    "PromptCache": "pc_rag.engine",
+    "PromptCacheError": "pc_rag.errors",
+    "PromptFormat": "pc_rag.corpus",
+    "RequestMetrics": "pc_rag.metrics",
+    "Role": "pc_rag.types",
+    "parse_prompt": "pc_rag.pml",
+    "parse_schema": "pc_rag.pml",
+    "read_paths": "pc_rag.corpus",
+}
+
+
+def __getattr__(name: str) -> object:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'pc_rag' has no attribute {name!r}")
+    return getattr(importlib.import_module(home), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

@@ -1,1 +1,1 @@
-"""Placeholder docstring; its owner writes it."""
+"""Models: loading, encoding, and running them over stored keys and values."""
