@@ -1,1 +1,0 @@
-"""Placeholder docstring; its owner writes it."""
