@@ -1,8 +1,8 @@
 """Time to first token: reading stored KV against computing it.
 
-What is measured: the time from `PromptCache.stream` to its first piece of text, everything in
-between included: lookup, leases from the memory tier, assembly, prefill of 32 fresh tokens, choosing the
-token, detokenising. A prompt is a prefix, chunks of 256 tokens, and 32 fresh tokens.
+What is measured: the time from a prompt in pieces (a prefix, chunks of 256 tokens, 32 tokens of a
+question) to its first piece of text, everything in between included: planning, lookup, leases from
+the memory tier, assembly, rotation, prefill, choosing the token, detokenising.
 
     cached       the chunks' KV is read from the memory tier
     uncached     the same engine and token ids with reuse=False
@@ -48,6 +48,7 @@ from pc_rag.engine import EntryRecipe, PromptCache, Request
 from pc_rag.kv import DiskTier
 from pc_rag.kv.key import VisibilityContext
 from pc_rag.layout import EntryPiece, TextPiece, plan_chunks
+from pc_rag.metrics import Phase
 from pc_rag.model.assembly import assemble, fresh_tokens
 from pc_rag.model.sampling import GenerationConfig
 from pc_rag.types import PositionPolicy, Visibility
@@ -55,14 +56,33 @@ from pc_rag.types import PositionPolicy, Visibility
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from pc_rag.types import ModuleKey
+
 NUM_FRESH = 32
 CHUNK_TOKENS = 256
 PREFIX_TOKENS = 32
 SEED = 7
 
 
-def make_request(engine: PromptCache, num_context: int) -> Request:
+class Pieces:
     """A prompt of random tokens: prefix, chunks up to ``num_context`` tokens, fresh tokens."""
+
+    def __init__(self, engine: PromptCache, num_context: int) -> None:
+        self._engine = engine
+        self._pieces, self._recipes = make_pieces(engine, num_context)
+
+    def plan(self) -> Request:
+        """The request; part of what is timed."""
+        plan = plan_chunks(
+            self._pieces, policy=PositionPolicy.PACKED, max_position=self._engine.max_position
+        )
+        return Request(plan=plan, recipes=self._recipes, template="bench")
+
+
+def make_pieces(
+    engine: PromptCache, num_context: int
+) -> tuple[list[EntryPiece | TextPiece], dict[ModuleKey, EntryRecipe]]:
+    """The pieces of a prompt and how their entries are made."""
     generator = torch.Generator().manual_seed(SEED)
 
     def tokens(count: int) -> tuple[int, ...]:
@@ -88,13 +108,12 @@ def make_request(engine: PromptCache, num_context: int) -> Request:
                        encoded_start=PREFIX_TOKENS, context_is_prefix=True)
         )  # fmt: skip
     pieces.append(TextPiece(tokens(NUM_FRESH)))
-    plan = plan_chunks(pieces, policy=PositionPolicy.PACKED, max_position=engine.max_position)
-    return Request(plan=plan, recipes=recipes, template="bench")
+    return pieces, recipes
 
 
 def check(engine: PromptCache, model: Any) -> None:
     """The uncached arm gives transformers' logits, and prefix + one chunk the full prefill's."""
-    request = make_request(engine, PREFIX_TOKENS + CHUNK_TOKENS)
+    request = Pieces(engine, PREFIX_TOKENS + CHUNK_TOKENS).plan()
     ids = torch.tensor([request.plan.token_ids])
     tolerance = 1e-3 if engine.runner.dtype == torch.float32 else 0.25
     with torch.inference_mode():
@@ -120,11 +139,14 @@ def stock_cache(model: Any, num_tokens: int) -> DynamicCache:
     return cache
 
 
-def first_piece_seconds(engine: PromptCache, request: Request, *, reuse: bool) -> tuple[float, Any]:
+def first_piece_seconds(engine: PromptCache, pieces: Pieces, *, reuse: bool) -> tuple[float, Any]:
     """Seconds from the call to the first piece of text, and the request's metrics."""
     config = GenerationConfig(max_new_tokens=1)
     started = time.perf_counter()
-    stream = engine.stream(request, config, reuse=reuse)
+    watch = engine.start_watch()
+    with watch.measure(Phase.PLAN):
+        request = pieces.plan()
+    stream = engine.run(request, config, watch=watch, reuse=reuse)
     for _ in stream:
         break
     seconds = time.perf_counter() - started
@@ -172,7 +194,8 @@ def bench_context(
     engine: PromptCache, model: Any, num_context: int, rounds: int, rates: dict[str, float]
 ) -> dict[str, Any]:
     """One context length, arms alternating."""
-    request = make_request(engine, num_context)
+    pieces = Pieces(engine, num_context)
+    request = pieces.plan()
     engine.generate(request, GenerationConfig(max_new_tokens=1))  # encodes what is missing
     ids = torch.tensor([request.plan.token_ids])
     samples: dict[str, list[float]] = {
@@ -183,7 +206,7 @@ def bench_context(
     carrier = "cache" if "cache" in names else "past_key_values"
     for number in range(rounds + 1):
         is_warm_up = number == 0
-        seconds, metrics = first_piece_seconds(engine, request, reuse=True)
+        seconds, metrics = first_piece_seconds(engine, pieces, reuse=True)
         assert metrics.num_fresh_tokens == NUM_FRESH, metrics
         assert metrics.token_hit_rate > 0.9, metrics
         once = {"cached": seconds}
@@ -193,7 +216,7 @@ def bench_context(
         del cache, tail
         # The slow arms vary little; a few rounds of them are enough.
         if is_warm_up or number <= max(2, rounds // 3):
-            once["uncached"], _ = first_piece_seconds(engine, request, reuse=False)
+            once["uncached"], _ = first_piece_seconds(engine, pieces, reuse=False)
             once["transformers"] = timed(lambda: model(input_ids=ids, logits_to_keep=1))
         if is_warm_up:
             continue
@@ -216,7 +239,7 @@ def bench_context(
 
 def bench_decode(engine: PromptCache, model: Any, num_context: int, rounds: int) -> dict[str, Any]:
     """Seconds per output token behind a context: ours and ``model.generate``."""
-    request = make_request(engine, num_context)
+    request = Pieces(engine, num_context).plan()
     ids = torch.tensor([request.plan.token_ids])
     ours, theirs = [], []
     num_tokens = 24
