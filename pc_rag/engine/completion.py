@@ -55,9 +55,8 @@ class CompletionStream:
 
     def close(self) -> None:
         """Stop. A stream that ended already, or was closed before, is left as it is."""
-        if self._is_started:
-            self._pieces.close()
-        else:
+        self._pieces.close()  # also keeps one that never started from starting later
+        if not self._is_started:
             self._generation.cancel_unstarted()
 
     @property
@@ -70,7 +69,8 @@ class CompletionStream:
         completion = self._generation.completion
         if completion is None:
             raise GenerationError(
-                "the stream has not ended; exhaust or close it before reading its completion"
+                "the stream has no completion: it has not ended, or it failed. Exhaust or close it "
+                "first; after an error run the prompt again"
             )
         return completion
 

@@ -203,8 +203,9 @@ class Generation:
             self._finish = FinishReason.STOP
             return text, True
         if len(self._generated) >= self._budget:
-            self._finish = FinishReason.LENGTH
-            return text + self._flush(), True
+            text += self._flush()
+            self._finish = FinishReason.STOP if self._stops.is_stopped else FinishReason.LENGTH
+            return text, True
         return text, False
 
     def _flush(self) -> str:
@@ -213,13 +214,19 @@ class Generation:
         return text if self._stops.is_stopped else text + self._stops.flush()
 
     def _settle(self, view: KVView) -> None:
-        """Go on in one contiguous buffer, and give the stored KV back."""
-        self._machinery.runner.settle(view, self._budget)
-        self._release()
+        """Go on in one contiguous buffer, and give the stored entries back.
 
-    def _release(self) -> None:
+        The match of the prefix cache stays leased: what this request adds hangs on it.
+        """
+        self._machinery.runner.settle(view, self._budget)
+        self._release_entries()
+
+    def _release_entries(self) -> None:
         if self._acquired is not None:
             self._acquired.release()
+
+    def _release(self) -> None:
+        self._release_entries()
         if self._match is not None:
             self._match.release()
 
