@@ -70,6 +70,7 @@ class AttentionPass:
                 rotations.get(segment.shift),
             )
             for segment in view.segments
+            if len(segment.span)  # the kernel divides by the number of keys
         ]
         self._looks = [look for look in looks if look.first_query < len(position_ids)]
 
