@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from pc_rag.engine import EntryRecipe, PromptCache, Request
 from pc_rag.errors import StoreFull, StoreIOError
@@ -61,7 +61,7 @@ def tiny_engine(
         only_ascii: The model generates printable ASCII only, so that its answers are plain text.
         options: Of ``tiny_model``.
     """
-    model, tokenizer = tiny_model(family, seed=seed, **options)
+    model, tokenizer = tiny_model(family, seed=seed, **({"num_hidden_layers": 2} | options))
     if only_ascii:
         speak_ascii(model)
     return PromptCache.from_pretrained(wrap_model(model, tokenizer), store=store, config=config)
@@ -275,7 +275,7 @@ class _SpiedLease:
         self.load_seconds = lease.load_seconds
         self.release = release
 
-    def __enter__(self) -> _SpiedLease:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
