@@ -38,7 +38,8 @@ class CompletionStream:
 
     Prefill starts at the first ``next``. Closing the stream, or leaving its ``with`` block, stops
     the generation before its next token and gives everything back. It may be pulled from several
-    threads, one after the other.
+    threads, one after the other, and closed by any thread at any time: a ``next`` that runs
+    meanwhile ends the stream once its token is computed.
     """
 
     def __init__(self, generation: Generation) -> None:
@@ -55,7 +56,13 @@ class CompletionStream:
 
     def close(self) -> None:
         """Stop. A stream that ended already, or was closed before, is left as it is."""
-        self._pieces.close()  # also keeps one that never started from starting later
+        self._generation.cancel()
+        try:
+            self._pieces.close()  # also keeps one that never started from starting later
+        except ValueError as error:
+            if "already executing" not in str(error):
+                raise
+            return  # another thread is in ``next``, which ends the stream
         if not self._is_started:
             self._generation.cancel_unstarted()
 

@@ -107,6 +107,7 @@ class Generation:
         self._generated: list[int] = []
         self._text: list[str] = []
         self._finish = FinishReason.CANCELLED
+        self._is_cancelled = False
 
     def run(self) -> Generator[str]:
         """Generate; yields text that is never empty and never taken back."""
@@ -121,6 +122,10 @@ class Generation:
             raise
         finally:
             self._end(has_failed=has_failed)
+
+    def cancel(self) -> None:
+        """End before the next token; for any thread."""
+        self._is_cancelled = True
 
     def cancel_unstarted(self) -> None:
         """Account for a request that nobody pulled."""
@@ -179,8 +184,9 @@ class Generation:
             if text:
                 self._text.append(text)
                 self._watch.mark_first_token()
-                yield text
-            if is_last:
+                if not self._is_cancelled:
+                    yield text
+            if is_last or self._is_cancelled:
                 return
             with self._watch.measure(Phase.DECODE):
                 if is_first and self._will_settle:
