@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -202,6 +203,35 @@ def test_stream_may_be_closed_by_another_thread(engine):
         pool.submit(stream.close).result()
     assert_nothing_is_held(engine)
     assert stream.completion.finish_reason is FinishReason.CANCELLED
+
+
+@pytest.mark.parametrize("at_pass", [0, 1, 3])
+def test_stream_ends_when_it_is_closed_while_another_thread_is_in_next(engine, at_pass):
+    """A cancelled task closes the stream that its worker is still pulling."""
+    num_passes = 0
+    is_inside, may_go_on = threading.Event(), threading.Event()
+
+    def pause(*_):
+        nonlocal num_passes
+        if num_passes == at_pass:
+            is_inside.set()
+            may_go_on.wait(timeout=10)
+        num_passes += 1
+
+    stream = engine.stream(chunk_request(engine, "abc"), LONG)
+    handle = engine.loaded.model.register_forward_pre_hook(pause)
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        pulled = pool.submit(list, stream)
+        assert is_inside.wait(timeout=10)
+        stream.close()
+        may_go_on.set()
+        pieces = pulled.result(timeout=10)
+    handle.remove()
+    assert num_passes == at_pass + 1
+    assert len(pieces) <= at_pass + 1
+    assert stream.completion.finish_reason is FinishReason.CANCELLED
+    assert outcomes(engine) == {Outcome.CANCELLED: 1}
+    assert_nothing_is_held(engine)
 
 
 @pytest.mark.parametrize("prefix_cache_bytes", [0, 1 << 26])

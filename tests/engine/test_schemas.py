@@ -73,6 +73,7 @@ def test_prompt_gives_the_reference_under_every_policy(policy, visibility, schem
     request = engine.plan(parsed)
     assert all(use.is_hit for use in answer.metrics.modules)
     assert answer.metrics.template == parsed.schema
+    assert all(part.token_ids for part in request.plan.parts)
     assert answer.token_ids == reference_ids(engine, request, 8)
 
 

@@ -130,6 +130,23 @@ def test_model_with_absolute_positions_beside_rope_is_refused():
         detect_rope(model)
 
 
+def test_model_whose_values_alone_depend_on_the_position_is_refused():
+    """Keys that move are not enough."""
+    model, _ = tiny_model("llama", num_hidden_layers=1)
+    last_ids = []
+
+    def remember_positions(_module, _args, kwargs):
+        last_ids[:] = kwargs["position_ids"][0].tolist()
+
+    def scale_values(_module, _args, output):
+        return output * (1 + torch.tensor(last_ids)[:, None] / 10)
+
+    model.model.register_forward_pre_hook(remember_positions, with_kwargs=True)
+    model.model.layers[0].self_attn.v_proj.register_forward_hook(scale_values)
+    with pytest.raises(UnsupportedModelError, match="cannot be moved"):
+        detect_rope(model)
+
+
 def test_model_with_two_sets_of_frequencies_is_refused():
     """One rotation for all layers, or none."""
     model, _ = tiny_model("llama")
