@@ -27,6 +27,11 @@ class _Occurrence:
     fresh: list[Fresh] = field(default_factory=list)
 
     @property
+    def is_uncached(self) -> bool:
+        """Whether a part of it was computed because reuse is off."""
+        return any(part.kind is FreshKind.UNCACHED for part in self.fresh)
+
+    @property
     def num_tokens(self) -> int:
         parts: list[Cached | Fresh] = [*self.cached, *self.fresh]
         return sum(len(part.token_ids) for part in parts)
@@ -47,7 +52,7 @@ def request_metrics(
 
     Args:
         plan: What was run; tokens reused by the exact prefix cache are reused parts.
-        served: Where each entry came from.
+        served: Where each entry came from; empty where the request ended before it asked for any.
         remarks: By label: why a hit is no better than it is.
         watch: The request's clock.
         finish_reason: Why it ended.
@@ -65,7 +70,9 @@ def request_metrics(
         num_fresh_tokens=plan.num_tokens - plan.num_cached_tokens - num_repaired,
         num_generated_tokens=num_generated_tokens,
         modules=tuple(
-            _module_use(occurrence, served, remarks) for occurrence in _occurrences(plan)
+            _module_use(occurrence, served, remarks)
+            for occurrence in _occurrences(plan)
+            if not occurrence.cached or occurrence.cached[0].key in served
         ),
         template=template,
         tenant=tenant,
@@ -80,19 +87,16 @@ def _module_use(
 ) -> ModuleUse:
     label, num_tokens = occurrence.label, occurrence.num_tokens
     if not occurrence.cached:
-        is_uncached = any(part.kind is FreshKind.UNCACHED for part in occurrence.fresh)
-        reason = MissReason.REUSE_OFF if is_uncached else MissReason.REPAIRED
+        reason = MissReason.REUSE_OFF if occurrence.is_uncached else MissReason.REPAIRED
         return ModuleUse(label=label, num_tokens=num_tokens, miss_reason=reason)
     first = occurrence.cached[0]
-    source = served.get(first.key)
-    if source is None or source.tier is None:
-        num_encoded = sum(len(part.token_ids) for part in occurrence.cached)
-        reason = source.miss_reason if source and source.miss_reason else MissReason.NOT_STORED
+    source = served[first.key]
+    if source.tier is None:
         return ModuleUse(
             label=label,
             num_tokens=num_tokens,
-            miss_reason=reason,
-            num_encoded_tokens=num_encoded if source else 0,
+            miss_reason=source.miss_reason or MissReason.NOT_STORED,
+            num_encoded_tokens=sum(len(part.token_ids) for part in occurrence.cached),
         )
     kinds = {part.hit_kind for part in occurrence.cached}
     return ModuleUse(
@@ -136,11 +140,13 @@ def _module_label(part: Part) -> str:
 def _starts_anew(current: _Occurrence, part: Part, *, is_last: bool) -> bool:
     """Whether a labelled part opens another occurrence.
 
-    One occurrence is its repaired first tokens, its cached rows, and perhaps the very last token of
-    the prompt, recomputed for its logits.
+    One occurrence is its repaired first tokens, its rows (cached, or computed because reuse is
+    off), and perhaps the very last token of the prompt, recomputed for its logits.
     """
     if isinstance(part, Reused) or part.label != current.label:
         return True
     if isinstance(part, Cached):
         return bool(current.cached) and part.rows.start <= current.cached[-1].rows.start
-    return bool(current.cached) and not is_last
+    if part.kind is FreshKind.UNCACHED:
+        return current.is_uncached
+    return (bool(current.cached) or current.is_uncached) and not is_last

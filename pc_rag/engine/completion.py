@@ -38,7 +38,8 @@ class CompletionStream:
 
     Prefill starts at the first ``next``. Closing the stream, or leaving its ``with`` block, stops
     the generation before its next token and gives everything back. It may be pulled from several
-    threads, one after the other.
+    threads, one after the other, and closed by any thread at any time: a ``next`` that runs
+    meanwhile ends the stream once its token is computed.
     """
 
     def __init__(self, generation: Generation) -> None:
@@ -55,9 +56,14 @@ class CompletionStream:
 
     def close(self) -> None:
         """Stop. A stream that ended already, or was closed before, is left as it is."""
-        if self._is_started:
-            self._pieces.close()
-        else:
+        self._generation.cancel()
+        try:
+            self._pieces.close()  # also keeps one that never started from starting later
+        except ValueError as error:
+            if "already executing" not in str(error):
+                raise
+            return  # another thread is in ``next``, which ends the stream
+        if not self._is_started:
             self._generation.cancel_unstarted()
 
     @property
@@ -70,7 +76,8 @@ class CompletionStream:
         completion = self._generation.completion
         if completion is None:
             raise GenerationError(
-                "the stream has not ended; exhaust or close it before reading its completion"
+                "the stream has no completion: it has not ended, or it failed. Exhaust or close it "
+                "first; after an error run the prompt again"
             )
         return completion
 

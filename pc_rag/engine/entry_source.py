@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from pc_rag.engine.request import EntryRecipe
     from pc_rag.kv.base import KVStore, Lease
     from pc_rag.kv.entry import Entry
+    from pc_rag.kv.key import EntryAddress
     from pc_rag.metrics import Stopwatch
     from pc_rag.model.runner import Runner
     from pc_rag.types import ModuleKey, Tier
@@ -117,10 +118,32 @@ class EntrySource:
             recipes: How to make each of them, and their contexts.
             watch: The request's clock.
         """
+        return self._acquire(keys, recipes, {}, watch=watch)
+
+    def _acquire(
+        self,
+        keys: Iterable[ModuleKey],
+        recipes: Mapping[ModuleKey, EntryRecipe],
+        encoded: dict[ModuleKey, Entry],
+        *,
+        watch: Stopwatch | None = None,
+    ) -> Acquired:
+        """See ``acquire``.
+
+        Args:
+            keys: The entries wanted.
+            recipes: How to make each of them, and their contexts.
+            encoded: What this call has encoded already, contexts included. Without it a store that
+                keeps nothing would have the contexts of contexts encoded over and over.
+            watch: The request's clock.
+        """
         acquired = Acquired()
         missing: list[ModuleKey] = []
         try:
             for key in dict.fromkeys(keys):
+                if key in encoded:
+                    acquired.entries[key] = encoded[key]
+                    continue
                 with watch.measure(Phase.LOOKUP) if watch else nullcontext():
                     reason = self._lease(recipes[key], acquired, watch)
                 if reason is not None:
@@ -128,7 +151,8 @@ class EntrySource:
                     acquired.served[key] = Served(None, reason)
             if missing:
                 with watch.measure(Phase.ENCODE) if watch else nullcontext():
-                    self._encode_for_request(missing, recipes, acquired)
+                    self._encode_for_request(missing, recipes, encoded)
+                acquired.entries.update((key, encoded[key]) for key in missing)
         except BaseException:
             acquired.release()
             raise
@@ -156,7 +180,7 @@ class EntrySource:
         """
         pending = iter(dict.fromkeys(keys))
         while window := list(islice(pending, _ENCODE_WINDOW)):
-            for entry in self._computed(window, recipes):
+            for entry in self._computed(window, recipes, {}):
                 refusal = None
                 try:
                     self._store.put(entry, pinned=pinned)
@@ -177,7 +201,7 @@ class EntrySource:
         try:
             lease = self._store.lease(address, self._device)
         except EntryNotFound:
-            return self._store.lookup(address).miss_reason or MissReason.NOT_STORED
+            return self._miss_reason(address)
         except CorruptEntry:
             return MissReason.CORRUPT
         except StoreIOError:
@@ -189,29 +213,42 @@ class EntrySource:
             watch.charge_load(lease.tier, lease.load_seconds)
         return None
 
+    def _miss_reason(self, address: EntryAddress) -> MissReason:
+        try:
+            return self._store.lookup(address).miss_reason or MissReason.NOT_STORED
+        except StoreIOError:
+            return MissReason.IO
+
     def _encode_for_request(
         self,
         missing: list[ModuleKey],
         recipes: Mapping[ModuleKey, EntryRecipe],
-        acquired: Acquired,
+        encoded: dict[ModuleKey, Entry],
     ) -> None:
-        for entry in self._computed(missing, recipes):
-            acquired.entries[entry.address.key] = entry
+        for entry in self._computed(missing, recipes, encoded):
+            encoded[entry.address.key] = entry
             try:
                 self._store.put(entry)
             except (StoreFull, StoreIOError):
                 continue  # served from this request's own copy; the next request misses again
 
     def _computed(
-        self, keys: list[ModuleKey], recipes: Mapping[ModuleKey, EntryRecipe]
+        self,
+        keys: list[ModuleKey],
+        recipes: Mapping[ModuleKey, EntryRecipe],
+        encoded: dict[ModuleKey, Entry],
     ) -> Iterator[Entry]:
-        """Compute entries, contexts first, one context at a time."""
+        """Compute entries, one context at a time; those of ``encoded`` are given as they are."""
         by_context: dict[tuple[ModuleKey, ...], list[ModuleKey]] = {}
         for key in keys:
             by_context.setdefault(recipes[key].context, []).append(key)
         for context, members in by_context.items():
-            with self.acquire(context, recipes) as held:
+            left = [key for key in members if key not in encoded]
+            yield from (encoded[key] for key in members if key in encoded)
+            if not left:
+                continue
+            with self._acquire(context, recipes, encoded) as held:
                 segments = context_segments([held.entries[key] for key in context])
-                jobs = [EncodeJob(recipes[key].address, segments) for key in members]
+                jobs = [EncodeJob(recipes[key].address, segments) for key in left]
                 for _, entry in self._encoder.encode(jobs):
                     yield entry

@@ -107,6 +107,7 @@ class Generation:
         self._generated: list[int] = []
         self._text: list[str] = []
         self._finish = FinishReason.CANCELLED
+        self._is_cancelled = False
 
     def run(self) -> Generator[str]:
         """Generate; yields text that is never empty and never taken back."""
@@ -121,6 +122,10 @@ class Generation:
             raise
         finally:
             self._end(has_failed=has_failed)
+
+    def cancel(self) -> None:
+        """End before the next token; for any thread."""
+        self._is_cancelled = True
 
     def cancel_unstarted(self) -> None:
         """Account for a request that nobody pulled."""
@@ -179,8 +184,9 @@ class Generation:
             if text:
                 self._text.append(text)
                 self._watch.mark_first_token()
-                yield text
-            if is_last:
+                if not self._is_cancelled:
+                    yield text
+            if is_last or self._is_cancelled:
                 return
             with self._watch.measure(Phase.DECODE):
                 if is_first and self._will_settle:
@@ -203,8 +209,9 @@ class Generation:
             self._finish = FinishReason.STOP
             return text, True
         if len(self._generated) >= self._budget:
-            self._finish = FinishReason.LENGTH
-            return text + self._flush(), True
+            text += self._flush()
+            self._finish = FinishReason.STOP if self._stops.is_stopped else FinishReason.LENGTH
+            return text, True
         return text, False
 
     def _flush(self) -> str:
@@ -213,13 +220,19 @@ class Generation:
         return text if self._stops.is_stopped else text + self._stops.flush()
 
     def _settle(self, view: KVView) -> None:
-        """Go on in one contiguous buffer, and give the stored KV back."""
-        self._machinery.runner.settle(view, self._budget)
-        self._release()
+        """Go on in one contiguous buffer, and give the stored entries back.
 
-    def _release(self) -> None:
+        The match of the prefix cache stays leased: what this request adds hangs on it.
+        """
+        self._machinery.runner.settle(view, self._budget)
+        self._release_entries()
+
+    def _release_entries(self) -> None:
         if self._acquired is not None:
             self._acquired.release()
+
+    def _release(self) -> None:
+        self._release_entries()
         if self._match is not None:
             self._match.release()
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from pc_rag.errors import LayoutError
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -35,9 +37,21 @@ class Request:
         recipes: Recipe of every entry that the plan reads, and of their contexts.
         template: Label of the schema or corpus, for metrics.
         remarks: By label of a cached part: why it is not served better than it is.
+
+    Raises:
+        LayoutError: A cached part has no recipe, or a recipe's context has none.
     """
 
     plan: RequestPlan
     recipes: Mapping[ModuleKey, EntryRecipe] = field(default_factory=dict)
     template: str = ""
     remarks: Mapping[str, MissReason] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for part in self.plan.cached:
+            recipe = self.recipes.get(part.key)
+            if recipe is None or any(key not in self.recipes for key in recipe.context):
+                raise LayoutError(
+                    f"{part.label!r}: there is no recipe for entry {part.key[:12]} or for an entry "
+                    "that it attends; give the request the recipe of every entry it may encode"
+                )

@@ -121,7 +121,8 @@ class _Resolver:
         step = self.steps[last_run] if num_closing else None
         if isinstance(step, RunStep):
             cut = step.rows.end - num_closing
-            self.steps[last_run] = RunStep(step.index, Span(step.rows.start, cut))
+            kept = (RunStep(step.index, Span(0, cut)),) if cut else ()
+            self.steps[last_run : last_run + 1] = kept
             self.steps.append(RunStep(step.index, Span(cut, step.rows.end)))
 
     def _module_block(self, module: ModuleLayout, children: tuple[PromptChild, ...]) -> None:

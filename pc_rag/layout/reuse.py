@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 def plan_symbols(plan: RequestPlan) -> tuple[list[int | ModuleKey], list[int]]:
     """The plan as symbols with their position IDs.
 
-    A token is its id. A cached part is the key of its entry: what was computed behind it holds only
-    behind the very same entry at the same place.
+    A token is its id. A cached part is the key of its entry with the rows read of it: what was
+    computed behind it holds only behind the very same KV at the same place.
 
     Returns:
         Symbols, and the position ID of each; of a cached part, its first.
@@ -26,7 +26,7 @@ def plan_symbols(plan: RequestPlan) -> tuple[list[int | ModuleKey], list[int]]:
     positions: list[int] = []
     for part in plan.parts:
         if isinstance(part, Cached):
-            symbols.append(part.key)
+            symbols.append(ModuleKey(f"{part.key}[{part.rows.start}:{part.rows.end}]"))
             positions.append(part.span.start)
         else:
             symbols.extend(part.token_ids)

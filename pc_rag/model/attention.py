@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 _FALLBACK_QUERY_ROWS = 512
 """Queries per block where scores are materialised, so that memory stays bounded."""
 
+_flash_on_cpu = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default  # noqa: SLF001 - the public function drops the log-sum-exp
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Look:
@@ -61,7 +63,8 @@ class AttentionPass:
         self._tail = view.tail
         self._rope = rope
         shifts = sorted({segment.shift for segment in view.segments} - {0})
-        self._turns = rope.rotation([-shift for shift in shifts]) if shifts else None
+        turns = rope.rotation([-shift for shift in shifts]) if shifts else None
+        self._turns = turns and tuple(turn[:, None, None, None] for turn in turns)
         rotations = {shift: index for index, shift in enumerate(shifts)}
         looks = [
             _Look(
@@ -70,8 +73,10 @@ class AttentionPass:
                 rotations.get(segment.shift),
             )
             for segment in view.segments
+            if len(segment.span)  # the kernel divides by the number of keys
         ]
         self._looks = [look for look in looks if look.first_query < len(position_ids)]
+        self._merger: _Merger | None = None
 
     def attend(
         self,
@@ -92,7 +97,7 @@ class AttentionPass:
             scaling: Factor on the scores.
 
         Returns:
-            ``[batch_size, num_heads, num_tokens, head_dim]`` in the dtype of ``queries``.
+            ``[batch_size, num_heads, num_tokens, value_dim]`` in the dtype of ``queries``.
         """
         num_heads, num_tokens = queries.shape[1], queries.shape[2]
         start = self._tail.num_rows
@@ -107,102 +112,117 @@ class AttentionPass:
                 is_causal=num_tokens > 1,
                 scale=scaling,
             )
-        pieces = _Pieces(queries, keys.shape[1], scaling)
-        self._attend_segments(layer, pieces)
+        merger = self._merger_for(queries, values)
+        grouped = merger.stack(queries)
+        self._attend_segments(layer, grouped, merger, scaling)
+        piece = len(self._looks)
         if num_tokens == 1:
-            pieces.attend(*self._tail_rows(layer, start + 1))
-        else:
-            if start:
-                pieces.attend(*self._tail_rows(layer, start))
-            pieces.attend_causal(keys, values)
-        return pieces.merged()
+            merger.put(
+                piece, *attend_piece(grouped, *self._rows(layer, start + 1), scaling=scaling)
+            )
+            return merger.merged(queries.dtype)
+        if start:
+            merger.put(piece, *attend_piece(grouped, *self._rows(layer, start), scaling=scaling))
+        out, lse = attend_piece(
+            queries,
+            _repeat_heads(keys, num_heads),
+            _repeat_heads(values, num_heads),
+            scaling=scaling,
+            is_causal=True,
+        )
+        merger.put(merger.num_pieces - 1, merger.stack(out), merger.stack(lse[..., None])[..., 0])
+        return merger.merged(queries.dtype)
 
-    def _attend_segments(self, layer: int, pieces: _Pieces) -> None:
-        rotated: torch.Tensor | None = None
+    def _merger_for(self, queries: torch.Tensor, values: torch.Tensor) -> _Merger:
+        """The pass's buffers for partial results; every layer fills the same places."""
+        num_tokens = queries.shape[2]
+        if self._merger is None:
+            has_tail_piece = num_tokens == 1 or self._tail.num_rows > 0
+            firsts = [look.first_query for look in self._looks] + [0] * has_tail_piece
+            if num_tokens > 1:
+                firsts.append(0)
+            self._merger = _Merger(queries, values, firsts)
+        return self._merger
+
+    def _attend_segments(
+        self, layer: int, grouped: torch.Tensor, merger: _Merger, scaling: float
+    ) -> None:
+        rotated: tuple[torch.Tensor, ...] = ()
         if self._turns is not None:
-            cos, sin = (turn[:, None, None, None, None] for turn in self._turns)
-            rotated = self._rope.rotate(pieces.grouped[None], cos, sin)
-        for look in self._looks:
-            turned = None if rotated is None or look.rotation is None else rotated[look.rotation]
-            pieces.attend(
+            rotated = self._rope.rotate(grouped[None], *self._turns).unbind(0)
+        for piece, look in enumerate(self._looks):
+            seeing = grouped if look.rotation is None else rotated[look.rotation]
+            if look.first_query:
+                seeing = seeing[:, :, look.first_query * merger.group_size :]
+            out, lse = attend_piece(
+                seeing,
                 look.segment.layer_keys[layer],
                 look.segment.layer_values[layer],
-                first_query=look.first_query,
-                turned=turned,
+                scaling=scaling,
             )
+            merger.put(piece, out, lse)
 
-    def _tail_rows(self, layer: int, num_rows: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def _rows(self, layer: int, num_rows: int) -> tuple[torch.Tensor, torch.Tensor]:
         return self._tail.keys[layer, :, :, :num_rows], self._tail.values[layer, :, :, :num_rows]
 
 
-class _Pieces:
-    """Attends KV piece by piece and merges the pieces exactly."""
+class _Merger:
+    """Buffers for the attention over each piece, and their exact merge.
 
-    def __init__(self, queries: torch.Tensor, num_kv_heads: int, scaling: float) -> None:
-        self._queries = queries
-        self._scaling = scaling
-        self.grouped = queries.view(queries.shape[0], num_kv_heads, -1, *queries.shape[2:])
-        self._outs: list[tuple[int, torch.Tensor]] = []
-        self._lses: list[torch.Tensor] = []
+    Query heads that share a KV head are stacked token by token, so that the queries from some token
+    on are one slice::
 
-    def attend(
-        self,
-        keys: torch.Tensor,
-        values: torch.Tensor,
-        *,
-        first_query: int = 0,
-        turned: torch.Tensor | None = None,
+        row      0       1       2       3       4       5
+        query  t0 h0   t0 h1   t0 h2   t1 h0   t1 h1   t1 h2
+
+    A query that does not see a piece keeps the log-sum-exp of nothing there, which is minus
+    infinity, for as long as the buffers live.
+
+    Args:
+        queries: Of any layer, ``[batch_size, num_heads, num_tokens, head_dim]``.
+        values: Of any layer, ``[batch_size, num_kv_heads, num_tokens, value_dim]``.
+        first_queries: For each piece, the first query that sees it.
+
+    Attributes:
+        group_size: Query heads of one KV head.
+        num_pieces: Pieces to merge.
+    """
+
+    def __init__(
+        self, queries: torch.Tensor, values: torch.Tensor, first_queries: Sequence[int]
     ) -> None:
-        """Attend one piece, of which every query from ``first_query`` on sees everything.
+        batch_size, num_heads, num_tokens, _ = queries.shape
+        num_kv_heads = values.shape[1]
+        self.group_size = num_heads // num_kv_heads
+        self.num_pieces = len(first_queries)
+        self._heads = (batch_size, num_kv_heads, self.group_size)
+        rows = num_tokens * self.group_size
+        shape = (self.num_pieces, batch_size, num_kv_heads, rows)
+        self._out = queries.new_zeros((*shape, values.shape[-1]), dtype=torch.float32)
+        self._lse = queries.new_full(shape, float("-inf"), dtype=torch.float32)
+        cuts = [first * self.group_size for first in first_queries]
+        self._out_places = [self._out[n, :, :, cut:] for n, cut in enumerate(cuts)]
+        self._lse_places = [self._lse[n, :, :, cut:] for n, cut in enumerate(cuts)]
 
-        Args:
-            keys: ``[1 or batch_size, num_kv_heads, num_keys, head_dim]``.
-            values: As ``keys``.
-            first_query: Queries before it do not see the piece.
-            turned: The grouped queries, rotated to where the piece was encoded.
-        """
-        seeing = self.grouped if turned is None else turned
-        if first_query:
-            seeing = seeing[..., first_query:, :]
-        batch_size, num_kv_heads, group_size, num_queries, head_dim = seeing.shape
-        if keys.shape[0] != batch_size:
-            keys = keys.expand(batch_size, -1, -1, -1)
-            values = values.expand(batch_size, -1, -1, -1)
-        out, lse = attend_piece(
-            seeing.reshape(batch_size, num_kv_heads, group_size * num_queries, head_dim),
-            keys,
-            values,
-            scaling=self._scaling,
-        )
-        shape = (batch_size, num_kv_heads, group_size, num_queries)
-        out, lse = out.view(*shape, -1), lse.view(shape)
-        if first_query:
-            lse = functional.pad(lse, (first_query, 0), value=float("-inf"))
-        self._outs.append((first_query, out))
-        self._lses.append(lse)
+    def stack(self, states: torch.Tensor) -> torch.Tensor:
+        """``[batch, num_heads, num_tokens, dim]`` as ``[batch, num_kv_heads, rows, dim]``."""
+        split = states.reshape(*self._heads, *states.shape[2:])
+        return split.transpose(2, 3).reshape(*self._heads[:2], -1, states.shape[-1])
 
-    def attend_causal(self, keys: torch.Tensor, values: torch.Tensor) -> None:
-        """Attend the fresh tokens themselves: each sees those before it, and itself."""
-        num_heads = self._queries.shape[1]
-        out, lse = attend_piece(
-            self._queries,
-            _repeat_heads(keys, num_heads),
-            _repeat_heads(values, num_heads),
-            scaling=self._scaling,
-            is_causal=True,
-        )
-        shape = self.grouped.shape[:-1]
-        self._outs.append((0, out.reshape(*shape, -1)))
-        self._lses.append(lse.reshape(shape))
+    def put(self, piece: int, out: torch.Tensor, lse: torch.Tensor) -> None:
+        """Take the attention over one piece by the queries that see it."""
+        self._out_places[piece].copy_(out)
+        self._lse_places[piece].copy_(lse)
 
-    def merged(self) -> torch.Tensor:
+    def merged(self, dtype: torch.dtype) -> torch.Tensor:
         """The attention over all pieces, ``[batch_size, num_heads, num_tokens, value_dim]``."""
-        weights = torch.stack(self._lses).softmax(dim=0).unsqueeze(-1)
-        # The last piece is seen by every query, so it can start the sum.
-        total = self._outs[-1][1] * weights[-1]
-        for (first, out), weight in zip(self._outs[:-1], weights, strict=False):
-            total[..., first:, :].addcmul_(out, weight[..., first:, :])
-        return total.flatten(1, 2).to(self._queries.dtype)
+        weights = self._lse.softmax(dim=0)
+        total = self._out[0] * weights[0, ..., None]
+        for piece in range(1, self.num_pieces):
+            total.addcmul_(self._out[piece], weights[piece, ..., None])
+        batch_size, num_kv_heads, group_size = self._heads
+        split = total.view(batch_size, num_kv_heads, -1, group_size, total.shape[-1])
+        return split.transpose(2, 3).flatten(1, 2).to(dtype)
 
 
 def attend_piece(
@@ -217,8 +237,8 @@ def attend_piece(
 
     Args:
         queries: ``[batch_size, num_heads, num_queries, head_dim]``.
-        keys: ``[batch_size, num_heads, num_keys, head_dim]``; any strides.
-        values: ``[batch_size, num_heads, num_keys, value_dim]``.
+        keys: ``[batch_size or 1, num_heads, num_keys, head_dim]``; any strides.
+        values: ``[batch_size or 1, num_heads, num_keys, value_dim]``.
         scaling: Factor on the scores.
         is_causal: Whether query ``i`` sees keys up to ``i`` only.
 
@@ -226,10 +246,11 @@ def attend_piece(
         Output ``[batch_size, num_heads, num_queries, value_dim]`` and log-sum-exp
         ``[batch_size, num_heads, num_queries]`` in float32.
     """
+    if keys.shape[0] != queries.shape[0]:
+        keys = keys.expand(queries.shape[0], -1, -1, -1)
+        values = values.expand(queries.shape[0], -1, -1, -1)
     if queries.device.type == "cpu" and keys.shape[-1] == values.shape[-1]:
-        out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(  # noqa: SLF001 - the public function drops the log-sum-exp
-            queries, keys, values, 0.0, is_causal, scale=scaling
-        )
+        out, lse = _flash_on_cpu(queries, keys, values, 0.0, is_causal, scale=scaling)
         return out, lse
     return _attend_piece_by_blocks(queries, keys, values, scaling=scaling, is_causal=is_causal)
 

@@ -70,22 +70,35 @@ class Encoder:
             key=lambda i: (id(jobs[i].context), jobs[i].address.start, _length(jobs[i])),
         )
         for _, same in groupby(order, key=lambda i: (id(jobs[i].context), jobs[i].address.start)):
-            for batch in _batches(jobs, list(same)):
-                yield from self._encode_batch(jobs, batch)
+            indexes = list(same)
+            context = self._as_computed(jobs[indexes[0]].context)
+            for batch in _batches(jobs, indexes):
+                yield from self._encode_batch(jobs, batch, context)
+
+    def _as_computed(self, context: tuple[Segment, ...]) -> tuple[Segment, ...]:
+        """The context in the compute dtype; it may have been stored in another one."""
+        dtype = self._runner.dtype
+        return tuple(
+            segment
+            if segment.keys.dtype == segment.values.dtype == dtype
+            else Segment(
+                segment.keys.to(dtype), segment.values.to(dtype), segment.span, segment.shift
+            )
+            for segment in context
+        )
 
     def _encode_batch(
-        self, jobs: Sequence[EncodeJob], batch: list[int]
+        self, jobs: Sequence[EncodeJob], batch: list[int], context: tuple[Segment, ...]
     ) -> Iterator[tuple[int, Entry]]:
         longest = _length(jobs[batch[-1]])
-        first = jobs[batch[0]]
         token_ids = torch.zeros((len(batch), longest), dtype=torch.long)
         for row, index in enumerate(batch):
             ids = jobs[index].address.token_ids
             token_ids[row, : len(ids)] = torch.tensor(ids)
-        start = first.address.start
+        start = jobs[batch[0]].address.start
         tail = self._runner.pool.take(longest, batch_size=len(batch))
         try:
-            view = KVView(first.context, tail)
+            view = KVView(context, tail)
             self._runner.compute(view, token_ids, range(start, start + longest))
             for row, index in enumerate(batch):
                 address = jobs[index].address

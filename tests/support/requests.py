@@ -68,7 +68,7 @@ class Workbench:
 
 def cached(entry: Entry, *, start: int, rows: Span | None = None) -> Cached:
     """The entry, or some of its rows, standing at ``start``."""
-    rows = rows or Span(0, entry.num_tokens)
+    rows = Span(0, entry.num_tokens) if rows is None else rows
     ids = entry.address.token_ids[rows.start : rows.end]
     return Cached(
         label="module",

@@ -1,0 +1,150 @@
+"""Metrics of real requests: every token once, every module with its reason, times that add up."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from pc_rag.config import EngineConfig
+from pc_rag.metrics import TokenKind
+from pc_rag.model.sampling import GenerationConfig
+from pc_rag.types import HitKind, MissReason, Tier
+from tests.support.engines import (
+    CHUNKS,
+    PREFIX,
+    PREFIX_LABEL,
+    chunk_request,
+    ingest,
+    misses,
+    tiny_engine,
+)
+
+SHORT = GenerationConfig(max_new_tokens=6)
+OFF = EngineConfig(prefix_cache_bytes=0)
+
+
+def parts_of(metrics):
+    return (metrics.num_cached_tokens, metrics.num_repaired_tokens, metrics.num_fresh_tokens)
+
+
+@pytest.mark.parametrize("repair", ["none", "link:3", "link:40", "link:1000"])
+@pytest.mark.parametrize("reuse", [True, False])
+@pytest.mark.parametrize("labels", ["", "a", "abc", "aab"])
+def test_every_token_is_counted_once(repair, reuse, labels):
+    """Tokens are cached, repaired or fresh; link:n repairs n of every chunk but the first."""
+    engine = tiny_engine(config=OFF)
+    request = chunk_request(engine, labels, repair=repair)
+    sizes = [len(CHUNKS[label]) for label in labels]
+    num_link = 0 if repair == "none" else int(repair.removeprefix("link:"))
+    repaired = sum(min(size, num_link) for size in sizes[1:])
+    text = len(labels) + len("\nWho sat?")
+    total = len(PREFIX) + sum(sizes) + text
+    metrics = engine.generate(request, SHORT, reuse=reuse).metrics
+    assert metrics.prompt_tokens == total == sum(parts_of(metrics))
+    assert metrics.num_repaired_tokens == repaired
+    if reuse:
+        assert metrics.num_fresh_tokens == text
+    else:
+        assert metrics.num_cached_tokens == metrics.num_reused_tokens == 0
+    assert [use.label for use in metrics.modules] == [PREFIX_LABEL, *labels]
+    assert [use.num_tokens for use in metrics.modules] == [len(PREFIX), *sizes]
+
+
+def test_hit_kinds_tell_exact_from_composed():
+    """Prefix and first chunk are exact, later chunks composed."""
+    engine = tiny_engine(config=OFF)
+    request = chunk_request(engine, "abc")
+    ingest(engine, request)
+    modules = engine.generate(request, SHORT).metrics.modules
+    kinds = [HitKind.EXACT, HitKind.EXACT, HitKind.COMPOSED, HitKind.COMPOSED]
+    assert [use.hit_kind for use in modules] == kinds
+    assert {use.tier for use in modules} == {Tier.HOST}
+    assert {use.num_encoded_tokens for use in modules} == {0}
+
+
+def test_miss_reasons_tell_repaired_from_switched_off():
+    """A chunk that repair recomputes whole, and the uncached arm, are misses with their reasons."""
+    engine = tiny_engine(config=OFF)
+    request = chunk_request(engine, "ab", repair="link:1000")
+    ingest(engine, request)
+    metrics = engine.generate(request, SHORT).metrics
+    assert misses(metrics) == {PREFIX_LABEL: None, "a": None, "b": MissReason.REPAIRED}
+    uncached = engine.generate(chunk_request(engine, "ab"), SHORT, reuse=False).metrics
+    assert set(misses(uncached).values()) == {MissReason.REUSE_OFF}
+
+
+def test_remarks_qualify_hits():
+    """A hit that could have been better says why."""
+    engine = tiny_engine(config=OFF)
+    request = chunk_request(engine, "ab")
+    ingest(engine, request)
+    remarked = type(request)(
+        plan=request.plan, recipes=request.recipes, remarks={"b": MissReason.OTHER_PREFIX}
+    )
+    modules = engine.generate(remarked, SHORT).metrics.modules
+    assert [use.miss_reason for use in modules] == [None, None, MissReason.OTHER_PREFIX]
+    assert all(use.is_hit for use in modules)
+    total = engine.stats.snapshot().total
+    assert total.qualified_hits[MissReason.OTHER_PREFIX] == 1
+
+
+def test_tokens_are_creation_first_and_read_later():
+    """The first request creates what the second reads; usage metadata is made of these."""
+    engine = tiny_engine(config=OFF)
+    request = chunk_request(engine, "ab", repair="link:4")
+    stored = len(PREFIX) + len(CHUNKS["a"]) + len(CHUNKS["b"]) - 4
+    first = engine.generate(request, SHORT).metrics
+    assert (first.num_cache_creation_tokens, first.num_cache_read_tokens) == (stored, 0)
+    again = engine.generate(request, SHORT).metrics
+    assert (again.num_cache_creation_tokens, again.num_cache_read_tokens) == (0, stored)
+
+
+def test_stats_are_kept_by_template():
+    """Requests of two corpora, a text and a failure-free total."""
+    engine = tiny_engine(config=EngineConfig(tenant="t"))
+    for template, labels in (("x", "a"), ("y", "ab"), ("x", "c")):
+        engine.generate(chunk_request(engine, labels, template=template), SHORT)
+    engine.generate("text", SHORT)
+    snapshot = engine.stats.snapshot()
+    assert [(g.template, g.tenant, g.num_requests) for g in snapshot.groups] == [
+        ("x", "t", 2),
+        ("y", "t", 1),
+        ("text", "t", 1),
+    ]
+    x, y, text = snapshot.groups
+    assert x.module_misses[MissReason.NOT_STORED] == 3
+    assert (y.module_hits[HitKind.EXACT], y.module_misses[MissReason.NOT_STORED]) == (2, 1)
+    assert text.num_prompt_tokens == text.prompt_tokens[TokenKind.FRESH] == 4
+    assert snapshot.total.num_generated_tokens == 24
+    assert snapshot.total.ttft.count == 4
+
+
+@pytest.mark.parametrize("max_new_tokens", [1, 3, 12])
+@pytest.mark.parametrize("is_stored", [True, False])
+def test_parts_of_ttft_sum_to_at_most_the_whole(max_new_tokens, is_stored, tmp_path):
+    """Phases are disjoint and lie inside TTFT, also with loading and encoding in between."""
+    with tiny_engine(store=tmp_path) as engine:
+        if is_stored:
+            ingest(engine, chunk_request(engine, "abc"))
+    with tiny_engine(store=tmp_path, only_ascii=False) as engine:
+        request = chunk_request(engine, "abc")
+        metrics = engine.generate(request, GenerationConfig(max_new_tokens=max_new_tokens)).metrics
+    assert metrics.ttft_seconds is not None
+    assert metrics.unattributed_seconds >= 0
+    assert sum(metrics._parts().values()) <= metrics.ttft_seconds + 1e-9
+    assert (metrics.encode_seconds > 0) is not is_stored
+    assert (metrics.load_seconds.get(Tier.DISK, 0) > 0) is is_stored
+    assert min(metrics.prefill_seconds, metrics.lookup_seconds, metrics.plan_seconds) > 0
+    assert (metrics.decode_seconds > 0) is (max_new_tokens > 1)
+
+
+def test_time_of_a_slow_consumer_is_not_decoding():
+    """The watch stands still while the consumer holds a piece."""
+    engine = tiny_engine(only_ascii=True)
+    with engine.stream(chunk_request(engine, "a"), SHORT) as stream:
+        for _ in stream:
+            time.sleep(0.05)
+    metrics = stream.completion.metrics
+    assert metrics.decode_seconds < 0.25
+    assert metrics.tpot_seconds < 0.05

@@ -1,0 +1,96 @@
+"""Our attention is in place during a forward pass, and only then."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+
+from pc_rag.errors import ModelError
+from pc_rag.model.buffer_pool import BufferPool
+from pc_rag.model.detect_rope import detect_rope
+from pc_rag.model.hf_attention import CARRIER, _attention, own_attention
+from pc_rag.model.kv_view import KVView
+from pc_rag.model.runner import Runner
+from tests.support.tiny_models import FAMILIES, tiny_model
+
+IDS = torch.tensor([[10, 20, 30, 40]])
+
+
+@pytest.mark.parametrize("implementation", ["sdpa", "eager"])
+def test_attention_of_the_owner_comes_back(implementation):
+    """Whatever was set before is set afterwards, and used."""
+    model, _ = tiny_model("llama")
+    model.set_attn_implementation(implementation)
+    with own_attention(model):
+        assert model.config._attn_implementation == "pc_rag"
+    assert model.config._attn_implementation == implementation
+
+
+def test_attention_of_the_owner_comes_back_when_the_pass_raises():
+    """Also on an error inside."""
+    model, _ = tiny_model("llama")
+    before = model.config._attn_implementation
+
+    def fail():
+        with own_attention(model):
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    assert model.config._attn_implementation == before
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_owner_calls_the_model_between_passes(family):
+    """Logits and generated tokens of the owner are those from before."""
+    model, _ = tiny_model(family)
+    options = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
+    logits, tokens = model(IDS).logits, model.generate(IDS, **options)
+    runner = Runner(model, detect_rope(model))
+    runner.prefill(KVView((), runner.pool.take(4)), (1, 2, 3), (0, 5, 9))
+    assert torch.equal(model(IDS).logits, logits)
+    assert torch.equal(model.generate(IDS, **options), tokens)
+
+
+def test_owner_is_told_when_it_calls_the_model_during_a_pass():
+    """A call from another thread meanwhile is an error with advice, not a wrong answer."""
+    model, _ = tiny_model("llama")
+    with own_attention(model), pytest.raises(ModelError, match="serialise the calls"):
+        model(IDS)
+
+
+@pytest.mark.parametrize(
+    "asked", [{"mask": torch.ones(1)}, {"softcap": 30.0}, {"s_aux": torch.zeros(1)}]
+)
+def test_attention_that_is_not_ours_is_refused(asked):
+    """A mask, soft-capping and sinks would silently be left out."""
+    states = torch.zeros(1, 1, 1, 8)
+    mask = asked.pop("mask", None)
+    with pytest.raises(ModelError, match="mask, soft-capping or sinks"):
+        _attention(torch.nn.Linear(1, 1), states, states, states, mask, **asked, **{CARRIER: 1})
+
+
+def test_passes_take_turns_when_threads_share_a_runner():
+    """One lock: the carrier of one pass never meets the layers of another."""
+    model, _ = tiny_model("llama")
+    runner = Runner(model, detect_rope(model))
+    expected = {i: model(torch.tensor([[i, 2, i]])).logits[0, -1] for i in range(6)}
+    wrong = []
+
+    def run(i):
+        for _ in range(5):
+            view = KVView((), runner.pool.take(3))
+            logits = runner.prefill(view, (i, 2, i), range(3))
+            if not torch.allclose(logits, expected[i], atol=1e-4):
+                wrong.append(i)
+            runner.pool.give_back(view.tail)
+
+    threads = [threading.Thread(target=run, args=(i,)) for i in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+    assert isinstance(runner.pool, BufferPool)
