@@ -1,17 +1,11 @@
-"""What a caller gets: a stream of text that can be closed at any token, or the whole answer."""
+"""A finished answer."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Self
-
-from pc_rag.errors import GenerationError
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from types import TracebackType
-
-    from pc_rag.engine.generation import Generation
     from pc_rag.metrics import RequestMetrics
     from pc_rag.types import FinishReason, TokenIds
 
@@ -31,63 +25,3 @@ class Completion:
     token_ids: TokenIds
     finish_reason: FinishReason
     metrics: RequestMetrics
-
-
-class CompletionStream:
-    """Text as it is generated. An iterator and a context manager.
-
-    Prefill starts at the first ``next``. Closing the stream, or leaving its ``with`` block, stops
-    the generation before its next token and gives everything back. It may be pulled from several
-    threads, one after the other, and closed by any thread at any time: a ``next`` that runs
-    meanwhile ends the stream once its token is computed.
-    """
-
-    def __init__(self, generation: Generation) -> None:
-        self._generation = generation
-        self._pieces = generation.run()
-        self._is_started = False
-
-    def __iter__(self) -> Iterator[str]:
-        return self
-
-    def __next__(self) -> str:
-        self._is_started = True
-        return next(self._pieces)
-
-    def close(self) -> None:
-        """Stop. A stream that ended already, or was closed before, is left as it is."""
-        self._generation.cancel()
-        try:
-            self._pieces.close()  # also keeps one that never started from starting later
-        except ValueError as error:
-            if "already executing" not in str(error):
-                raise
-            return  # another thread is in ``next``, which ends the stream
-        if not self._is_started:
-            self._generation.cancel_unstarted()
-
-    @property
-    def completion(self) -> Completion:
-        """The answer so far, complete once the stream has ended or was closed.
-
-        Raises:
-            GenerationError: The stream has neither ended nor been closed, or it failed.
-        """
-        completion = self._generation.completion
-        if completion is None:
-            raise GenerationError(
-                "the stream has no completion: it has not ended, or it failed. Exhaust or close it "
-                "first; after an error run the prompt again"
-            )
-        return completion
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()

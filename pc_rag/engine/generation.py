@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -23,42 +22,16 @@ from pc_rag.types import FinishReason
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
 
-    from pc_rag.engine.entry_source import Acquired, EntrySource
+    from pc_rag.engine.entry_source import Acquired
+    from pc_rag.engine.machinery import Machinery
     from pc_rag.engine.request import Request
     from pc_rag.kv.prefix_match import PrefixMatch
     from pc_rag.kv.prefix_tree import PrefixTree
-    from pc_rag.metrics import CacheStats, Stopwatch
-    from pc_rag.model.loading import LoadedModel
-    from pc_rag.model.runner import Runner
+    from pc_rag.metrics import Stopwatch
     from pc_rag.model.sampling import GenerationConfig
 
 _SETTLE_FROM_TOKENS = 4
 """Settling copies the context once; it pays from about this many further tokens on."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Machinery:
-    """What all generations of one engine share.
-
-    Attributes:
-        loaded: The model with its tokenizer.
-        runner: Runs it.
-        source: Gives entries.
-        prefix_tree: The exact prefix cache; ``None`` where it is switched off.
-        stats: Takes the metrics.
-        namespace: Where this engine's runs lie in the prefix cache.
-        max_position: Position IDs that a request may use.
-        tenant: For metrics.
-    """
-
-    loaded: LoadedModel
-    runner: Runner
-    source: EntrySource
-    prefix_tree: PrefixTree | None
-    stats: CacheStats
-    namespace: str
-    max_position: int
-    tenant: str
 
 
 class Generation:
@@ -254,7 +227,7 @@ class Generation:
             self._release()
             if view is not None:
                 machinery.runner.pool.give_back(view.tail)
-        template, tenant = self._request.template, machinery.tenant
+        template, tenant = self._request.template, machinery.config.tenant
         if has_failed:
             machinery.stats.record_failure(template=template, tenant=tenant)
             return

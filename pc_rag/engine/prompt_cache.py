@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Self
 import torch
 
 from pc_rag.config import AUTO, EngineConfig
-from pc_rag.engine.completion import Completion, CompletionStream
 from pc_rag.engine.entry_source import EntrySource
-from pc_rag.engine.generation import Generation, Machinery
+from pc_rag.engine.generation import Generation
+from pc_rag.engine.machinery import Machinery
 from pc_rag.engine.request import Request
 from pc_rag.engine.schemas import SchemaRegistry
+from pc_rag.engine.stream import CompletionStream
 from pc_rag.errors import PromptError
 from pc_rag.kv.disk_tier import DiskTier
-from pc_rag.kv.key import EntryAddress, VisibilityContext
 from pc_rag.kv.memory_tier import MemoryTier
 from pc_rag.kv.prefix_tree import PrefixTree
 from pc_rag.kv.tiered_store import TieredStore
@@ -35,7 +35,9 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import TypeAlias
 
+    from pc_rag.engine.completion import Completion
     from pc_rag.kv.base import KVStore
+    from pc_rag.kv.key import EntryAddress, VisibilityContext
     from pc_rag.layout.schema_layout import SchemaLayout
     from pc_rag.types import TokenIds
 
@@ -72,22 +74,21 @@ class PromptCache:
         self.runner = Runner(loaded.model, detect_rope(loaded.model))
         self.source = EntrySource(store, self.runner)
         self.chat_format = ChatFormat(loaded.tokenizer)
-        self.text_encoder = TemplateEncoder(loaded.tokenizer)
         self.stats = CacheStats()
-        self.storage_dtype = _storage_dtype(config, loaded.dtype)
-        self.max_position = min(loaded.max_position, config.context_limit or loaded.max_position)
         self.prefix_tree = PrefixTree(config.prefix_cache_bytes)
-        self._schemas = SchemaRegistry(self)
+        self.max_position = min(loaded.max_position, config.context_limit or loaded.max_position)
         self._machinery = Machinery(
+            config=config,
             loaded=loaded,
             runner=self.runner,
             source=self.source,
+            text_encoder=TemplateEncoder(loaded.tokenizer),
             prefix_tree=self.prefix_tree if config.prefix_cache_bytes else None,
             stats=self.stats,
-            namespace=f"{loaded.fingerprint}:{config.tenant}",
+            storage_dtype=_storage_dtype(config, loaded.dtype),
             max_position=self.max_position,
-            tenant=config.tenant,
         )
+        self._schemas = SchemaRegistry(self._machinery)
 
     @classmethod
     def from_pretrained(
@@ -224,19 +225,17 @@ class PromptCache:
         self, token_ids: TokenIds, *, start: int, context: VisibilityContext
     ) -> EntryAddress:
         """The address of an entry of this engine's model, dtype and tenant."""
-        return EntryAddress(
-            fingerprint=self.loaded.fingerprint,
-            token_ids=token_ids,
-            context=context,
-            start=start,
-            dtype=self.storage_dtype,
-            tenant=self.config.tenant,
-        )
+        return self._machinery.address(token_ids, start=start, context=context)
+
+    @property
+    def storage_dtype(self) -> StorageDtype:
+        """Numeric type of this engine's entries."""
+        return self._machinery.storage_dtype
 
     @property
     def bytes_per_token(self) -> int:
         """Bytes of one token's KV as stored: 2 · layers · kv_heads · head_dim · bytes a number."""
-        return self.runner.shape.bytes_per_token(getattr(torch, self.storage_dtype.value))
+        return self.runner.shape.bytes_per_token(getattr(torch, self.storage_dtype))
 
     def close(self) -> None:
         """Release the store. Idempotent."""

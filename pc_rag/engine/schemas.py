@@ -9,15 +9,18 @@ from typing import TYPE_CHECKING
 from pc_rag.engine.request import EntryRecipe, Request
 from pc_rag.errors import Problem, PromptError
 from pc_rag.kv.key import VisibilityContext
-from pc_rag.layout.prompt_plan import plan_prompt
-from pc_rag.layout.schema_layout import lay_out
+from pc_rag.layout import ANONYMOUS_LABEL, apply_repair, lay_out, parse_repair, plan_prompt
 from pc_rag.pml import Schema, parse_schema, read_schema
 
 if TYPE_CHECKING:
-    from pc_rag.engine.prompt_cache import PromptCache
+    from pc_rag.engine.machinery import Machinery
     from pc_rag.layout.schema_layout import SchemaLayout
     from pc_rag.pml import Prompt
     from pc_rag.types import ModuleKey
+
+
+_NO_MODULE = frozenset({"", ANONYMOUS_LABEL})
+"""Labels of text that is in every prompt: there is nothing to repair in it."""
 
 
 class _Known:
@@ -33,11 +36,12 @@ class SchemaRegistry:
     """Schemas by name. Thread-safe.
 
     Args:
-        engine: Whose model encodes the modules.
+        machinery: Whose model encodes the modules.
     """
 
-    def __init__(self, engine: PromptCache) -> None:
-        self._engine = engine
+    def __init__(self, machinery: Machinery) -> None:
+        self._machinery = machinery
+        self._repair = parse_repair(machinery.config.repair)
         self._known: dict[str, _Known] = {}
         self._lock = Lock()
 
@@ -47,11 +51,11 @@ class SchemaRegistry:
             schema = read_schema(schema)
         elif isinstance(schema, str):
             schema = parse_schema(schema)
-        engine = self._engine
-        layout = lay_out(schema, engine.text_encoder, visibility=engine.config.visibility)
+        machinery = self._machinery
+        layout = lay_out(schema, machinery.text_encoder, visibility=machinery.config.visibility)
         known = _Known(layout, self._recipes(layout))
-        missing = engine.source.missing(known.recipes.values())
-        for encoded in engine.source.encode(missing, known.recipes):
+        missing = machinery.source.missing(known.recipes.values())
+        for encoded in machinery.source.encode(missing, known.recipes):
             if encoded.refusal is not None:
                 raise encoded.refusal
         with self._lock:
@@ -78,11 +82,12 @@ class SchemaRegistry:
         plan = plan_prompt(
             known.layout,
             prompt,
-            self._engine.text_encoder,
-            policy=self._engine.config.position_policy,
+            self._machinery.text_encoder,
+            policy=self._machinery.config.position_policy,
             entry_key=lambda index: known.keys[index],
-            max_position=self._engine.max_position,
+            max_position=self._machinery.max_position,
         )
+        plan = apply_repair(plan, self._repair, lambda part: part.label not in _NO_MODULE)
         return Request(plan=plan, recipes=known.recipes, template=known.layout.name)
 
     def _recipes(self, layout: SchemaLayout) -> list[EntryRecipe]:
@@ -91,7 +96,7 @@ class SchemaRegistry:
         for index, run in enumerate(layout.runs):
             token_ids, position_ids = layout.context_of(index)
             context = VisibilityContext.of(layout.visibility, token_ids, position_ids)
-            address = self._engine.address(run.token_ids, start=run.span.start, context=context)
+            address = self._machinery.address(run.token_ids, start=run.span.start, context=context)
             recipes.append(EntryRecipe(address, tuple(keys[i] for i in run.context)))
             keys.append(address.key)
         return recipes

@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 _FALLBACK_QUERY_ROWS = 512
 """Queries per block where scores are materialised, so that memory stays bounded."""
 
+_ROTATED_ROWS = 1 << 14
+"""Query rows that are rotated for all segments at once; more are rotated segment by segment."""
+
 _flash_on_cpu = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default  # noqa: SLF001 - the public function drops the log-sum-exp
 
 
@@ -147,13 +150,19 @@ class AttentionPass:
     def _attend_segments(
         self, layer: int, grouped: torch.Tensor, merger: _Merger, scaling: float
     ) -> None:
+        turns = self._turns
         rotated: tuple[torch.Tensor, ...] = ()
-        if self._turns is not None:
-            rotated = self._rope.rotate(grouped[None], *self._turns).unbind(0)
+        if turns is not None and len(turns[0]) * grouped.shape[2] <= _ROTATED_ROWS:
+            rotated = self._rope.rotate(grouped[None], *turns).unbind(0)
         for piece, look in enumerate(self._looks):
-            seeing = grouped if look.rotation is None else rotated[look.rotation]
-            if look.first_query:
-                seeing = seeing[:, :, look.first_query * merger.group_size :]
+            rotation, cut = look.rotation, look.first_query * merger.group_size
+            if rotation is None or turns is None:
+                seeing = grouped[:, :, cut:]
+            elif rotated:
+                seeing = rotated[rotation][:, :, cut:]
+            else:
+                cos, sin = turns
+                seeing = self._rope.rotate(grouped[:, :, cut:], cos[rotation], sin[rotation])
             out, lse = attend_piece(
                 seeing,
                 look.segment.layer_keys[layer],

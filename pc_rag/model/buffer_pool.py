@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections import defaultdict
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 
 from pc_rag.model.kv_view import Tail
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 _ROW_GRANULE = 256
 """Capacities are rounded up to this many rows, so that buffers of similar requests are shared."""
@@ -57,9 +52,13 @@ class BufferPool:
         self._dtype = dtype
         self._device = device
         self._capacity_bytes = capacity_bytes
-        self._idle: dict[tuple[int, int], list[Tail]] = defaultdict(list)
-        self._idle_bytes = 0
+        self._idle: list[Tail] = []  # the longest idle first
         self._lock = threading.Lock()
+
+    @property
+    def idle_bytes(self) -> int:
+        """Bytes of the buffers that wait for a request."""
+        return sum(map(_num_bytes, self._idle))
 
     def take(self, num_rows: int, *, batch_size: int = 1) -> Tail:
         """An empty buffer with room for at least ``num_rows`` tokens per sequence."""
@@ -67,9 +66,7 @@ class BufferPool:
         with self._lock:
             fitting = self._fitting(batch_size, capacity)
             if fitting is not None:
-                tail = self._idle[fitting].pop()
-                self._idle_bytes -= _num_bytes(tail)
-                return tail
+                return self._idle.pop(fitting)
         layers, heads = self._shape.num_layers, self._shape.num_kv_heads
         lead = (layers, batch_size, heads, capacity)
         return Tail(
@@ -78,23 +75,23 @@ class BufferPool:
         )
 
     def give_back(self, tail: Tail) -> None:
-        """Return a buffer; the caller must not use it any more."""
-        kept = Tail(tail.keys, tail.values)
+        """Return a buffer; the caller must not use it any more.
+
+        Where the limit is passed, the buffers that were idle longest are freed.
+        """
         with self._lock:
-            if self._idle_bytes + _num_bytes(kept) <= self._capacity_bytes:
-                self._idle[int(kept.keys.shape[1]), kept.capacity].append(kept)
-                self._idle_bytes += _num_bytes(kept)
+            self._idle.append(Tail(tail.keys, tail.values))
+            while self.idle_bytes > self._capacity_bytes:
+                del self._idle[0]
 
-    def _fitting(self, batch_size: int, capacity: int) -> tuple[int, int] | None:
-        """The idle size that fits best; at most twice what was asked for."""
-
-        def candidates() -> Iterator[tuple[int, int]]:
-            for (batch, rows), tails in self._idle.items():
-                if tails and batch == batch_size and capacity <= rows <= 2 * capacity:
-                    yield rows, batch
-
-        best = min(candidates(), default=None)
-        return None if best is None else (best[1], best[0])
+    def _fitting(self, batch_size: int, capacity: int) -> int | None:
+        """Index of the idle buffer that fits best; it is at most twice as long as asked for."""
+        candidates = [
+            (tail.capacity, index)
+            for index, tail in enumerate(self._idle)
+            if tail.keys.shape[1] == batch_size and capacity <= tail.capacity <= 2 * capacity
+        ]
+        return min(candidates)[1] if candidates else None
 
 
 def _num_bytes(tail: Tail) -> int:

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _PROBE_LENGTH = 8
-_PROBE_SHIFT = 37
+_PROBE_SHIFTS = (37, 2039)
+"""Position IDs to move by: near, and far, where slow channels have turned too. Primes."""
 _TOLERANCE = {torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 8e-2}
 """Largest difference of moved and directly encoded keys, relative to the largest key."""
 
@@ -23,8 +24,8 @@ _TOLERANCE = {torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 8e-2}
 def detect_rope(model: Any) -> Rope:  # noqa: ANN401 - transformers is untyped here
     """The model's rotation, proved on the model itself.
 
-    A short text is encoded at two starts. Its keys at the first start, rotated by the difference,
-    must equal those at the second, and its values must not differ.
+    A short text is encoded at several starts. Its keys at the first one, rotated by the difference,
+    must equal those at the others, and its values must not differ.
 
     Raises:
         UnsupportedModelError: The model has no rotary frequencies, several sets of them, or its
@@ -32,27 +33,35 @@ def detect_rope(model: Any) -> Rope:  # noqa: ANN401 - transformers is untyped h
     """
     architecture = type(model).__name__
     inv_freq = _inverse_frequencies(model, architecture)
-    halves = Rope(inv_freq, RopeStyle.HALVES)
-    runner = Runner(model, halves, pool_bytes=0)
-    keys, values = _encode(runner, model.config.vocab_size, start=0)
-    moved_keys, moved_values = _encode(runner, model.config.vocab_size, start=_PROBE_SHIFT)
+    runner = Runner(model, Rope(inv_freq), pool_bytes=0)
+    num_positions = model.config.max_position_embeddings - _PROBE_LENGTH
+    shifts = sorted({min(shift, num_positions) for shift in _PROBE_SHIFTS})
+    vocab_size = model.config.vocab_size
+    keys, values = _encode(runner, vocab_size, start=0)
+    moved = {shift: _encode(runner, vocab_size, start=shift) for shift in shifts}
     tolerance = _TOLERANCE.get(model.dtype, _TOLERANCE[torch.bfloat16])
-    values_differ = _difference(values, moved_values)
-    found: dict[RopeStyle, float] = {}
-    for style in RopeStyle:
-        rope = Rope(inv_freq, style)
-        found[style] = _difference(rope.place(keys, _PROBE_SHIFT), moved_keys)
-    style = min(found, key=lambda candidate: found[candidate])
-    if max(found[style], values_differ) > tolerance:
+
+    def worst(rope: Rope) -> tuple[float, int]:
+        """The largest difference over all shifts, and the shift it belongs to."""
+        return max(
+            (max(_difference(rope.place(keys, s), there[0]), _difference(values, there[1])), s)
+            for s, there in moved.items()
+        )
+
+    (difference, shift), rope = min(
+        ((worst(rope), rope) for rope in (Rope(inv_freq, style) for style in RopeStyle)),
+        key=lambda candidate: candidate[0],
+    )
+    if difference > tolerance:
         raise UnsupportedModelError(
-            f"{architecture}: keys encoded at position 0 and rotated by {_PROBE_SHIFT} differ from "
-            f"keys encoded there by {found[style]:.2g} of their size, values by "
-            f"{values_differ:.2g}; allowed {tolerance:.2g}. Its position encoding cannot be moved "
-            "by a rotation; use a model with RoPE in every layer",
+            f"{architecture}: keys and values encoded at position 0 and moved by {shift} differ "
+            f"from those encoded there by {difference:.2g} of their size; allowed "
+            f"{tolerance:.2g}. Its position encoding cannot be moved by a rotation; use a model "
+            "with RoPE in every layer",
             architecture,
             "position encoding",
         )
-    return Rope(inv_freq, style)
+    return rope
 
 
 def _inverse_frequencies(model: Any, architecture: str) -> torch.Tensor:  # noqa: ANN401

@@ -42,7 +42,7 @@ def assert_nothing_is_held(engine):
 
 
 def idle_bytes(engine):
-    return engine.runner.pool._idle_bytes
+    return engine.runner.pool.idle_bytes
 
 
 @pytest.mark.parametrize("config", [BRIEF, LONG])

@@ -261,12 +261,13 @@ def test_a_damaged_file_is_encoded_again(tmp_path):
         assert answer.token_ids == expected
 
 
-def test_ingestion_raises_when_the_store_is_full():
-    """``encode`` tells that nothing was stored; a request would go on."""
+def test_ingestion_tells_refusals_and_faults_when_the_store_fails():
+    """``encode`` says which entries found no room, and raises when the medium fails."""
     engine = tiny_engine(store=SpyStore(is_full=True))
     request = chunk_request(engine, "a")
-    with pytest.raises(StoreFull):
-        ingest(engine, request)
+    encoded = list(engine.source.encode(request.recipes, request.recipes))
+    assert {each.key for each in encoded} == set(request.recipes)
+    assert all(isinstance(each.refusal, StoreFull) for each in encoded)
     broken = tiny_engine(store=SpyStore(broken={"put"}))
     with pytest.raises(StoreIOError):
         ingest(broken, request)

@@ -126,7 +126,7 @@ def test_model_with_absolute_positions_beside_rope_is_refused():
 
     model.model.register_forward_pre_hook(add_positions, with_kwargs=True)
     model.model.embed_tokens.register_forward_hook(embed)
-    with pytest.raises(UnsupportedModelError, match="values by"):
+    with pytest.raises(UnsupportedModelError, match="keys and values"):
         detect_rope(model)
 
 

@@ -176,7 +176,7 @@ def test_buffer_is_given_back_when_the_model_raises():
     """An error in a batch leaves the pool as it was."""
     runner = runner_of()
     list(Encoder(runner).encode([EncodeJob(address((1, 2)))]))
-    idle = runner.pool._idle_bytes
+    idle = runner.pool.idle_bytes
 
     def fail(*_):
         raise ZeroDivisionError
@@ -185,4 +185,4 @@ def test_buffer_is_given_back_when_the_model_raises():
     with pytest.raises(ZeroDivisionError):
         list(Encoder(runner).encode([EncodeJob(address((1, 2)))]))
     handle.remove()
-    assert runner.pool._idle_bytes == idle > 0
+    assert runner.pool.idle_bytes == idle > 0

@@ -1,0 +1,64 @@
+"""What the requests and schemas of one engine share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pc_rag.kv.key import EntryAddress
+
+if TYPE_CHECKING:
+    from pc_rag.config import EngineConfig
+    from pc_rag.engine.entry_source import EntrySource
+    from pc_rag.kv.key import VisibilityContext
+    from pc_rag.kv.prefix_tree import PrefixTree
+    from pc_rag.metrics import CacheStats
+    from pc_rag.model.loading import LoadedModel
+    from pc_rag.model.runner import Runner
+    from pc_rag.model.template_encoder import TemplateEncoder
+    from pc_rag.types import StorageDtype, TokenIds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machinery:
+    """The parts of one engine.
+
+    Attributes:
+        config: Capacities and policies.
+        loaded: The model with its tokenizer.
+        runner: Runs it.
+        source: Gives entries.
+        text_encoder: Tokens of text and of the chat template's role markers.
+        prefix_tree: The exact prefix cache; ``None`` where it is switched off.
+        stats: Takes the metrics.
+        storage_dtype: Numeric type of entries.
+        max_position: Position IDs that a request may use.
+    """
+
+    config: EngineConfig
+    loaded: LoadedModel
+    runner: Runner
+    source: EntrySource
+    text_encoder: TemplateEncoder
+    prefix_tree: PrefixTree | None
+    stats: CacheStats
+    storage_dtype: StorageDtype
+    max_position: int
+
+    @property
+    def namespace(self) -> str:
+        """Where this engine's runs lie in a prefix cache."""
+        return f"{self.loaded.fingerprint}:{self.config.tenant}"
+
+    def address(
+        self, token_ids: TokenIds, *, start: int, context: VisibilityContext
+    ) -> EntryAddress:
+        """The address of an entry of this model, dtype and tenant."""
+        return EntryAddress(
+            fingerprint=self.loaded.fingerprint,
+            token_ids=token_ids,
+            context=context,
+            start=start,
+            dtype=self.storage_dtype,
+            tenant=self.config.tenant,
+        )
