@@ -20,6 +20,7 @@ from tests.support.tiny_models import tiny_model
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from pc_rag.engine import Request
     from pc_rag.model.loading import LoadedModel
 
 DIM = 64
@@ -61,7 +62,9 @@ def tiny_engine(store=None, *, loaded: LoadedModel | None = None, **settings) ->
         settings: Fields of ``EngineConfig``. The exact prefix cache is off unless set, so that
             what is read comes from entries.
     """
-    config = EngineConfig(**{"prefix_cache_bytes": 0, "chunk_tokens": 200} | settings)
+    chunk_tokens = settings.get("slot_tokens") or 200
+    defaults = {"prefix_cache_bytes": 0, "chunk_tokens": chunk_tokens}
+    config = EngineConfig(**defaults | settings)
     return PromptCache.from_pretrained(loaded or loaded_model(), store=store, config=config)
 
 
@@ -90,6 +93,36 @@ def chunk_uses(result):
     """What became of the chunks of an answer or completion, the prefix left out."""
     metrics = getattr(result, "completion", result).metrics
     return [use for use in metrics.modules if use.label != "(prefix)"]
+
+
+@contextmanager
+def recorded(engine: PromptCache) -> Iterator[list[Request]]:
+    """The requests that reach an engine, in order."""
+    requests = []
+    run = engine.run
+
+    def record(request, *args, **keywords):
+        requests.append(request)
+        return run(request, *args, **keywords)
+
+    engine.run = record
+    try:
+        yield requests
+    finally:
+        engine.run = run
+
+
+def request_of(corpus: Corpus, question: str, k: int = 4) -> Request:
+    """What a question asks the engine to run; nothing is run."""
+    with recorded(corpus.engine) as requests:
+        corpus.stream(question, k).stream.close()
+    return requests[0]
+
+
+def control_tokens(corpus: Corpus, request: Request) -> list[int]:
+    """The control tokens of a prompt, in order."""
+    control_ids = corpus.engine.loaded.tokenizer.control_ids
+    return [token_id for token_id in request.plan.token_ids if token_id in control_ids]
 
 
 def same_in_both_arms(ask) -> bool:
