@@ -59,13 +59,14 @@ class Published:
 
     Attributes:
         chunks: Ids and texts of the chunks of new and changed documents.
-        num_changes: Documents that were changed in the catalog.
-        has_replaced: Former versions went, and chunks of theirs may have gone with them.
+        follows: Generation of the catalog to which just these chunks were added; ``None`` where
+            something else changed too: chunks went, or another thread or process published.
+        generation: Generation of the catalog with them.
     """
 
     chunks: tuple[tuple[ChunkId, str], ...]
-    num_changes: int
-    has_replaced: bool
+    follows: int | None
+    generation: int
 
 
 @dataclass(slots=True)
@@ -302,7 +303,7 @@ class Ingest:
         refused: set[ModuleKey],
     ) -> Published:
         chunks: dict[ChunkId, str] = {}
-        num_changes = 0
+        before, num_changes = self._catalog.generation(), 0
         has_replaced = False
         for prepared in window:
             wanted = self._wanted(prepared.chunks, prefixes)
@@ -317,7 +318,9 @@ class Ingest:
             has_replaced = has_replaced or change is DocumentChange.UPDATED
             if change in (DocumentChange.ADDED, DocumentChange.UPDATED):
                 chunks.update((chunk_id_of(chunk.text), chunk.text) for chunk in prepared.chunks)
-        return Published(tuple(chunks.items()), num_changes, has_replaced)
+        after = self._catalog.generation()
+        is_alone = after - before == num_changes and not has_replaced
+        return Published(tuple(chunks.items()), before if is_alone else None, after)
 
     def _wanted(
         self, chunks: Iterable[NewChunk], prefixes: Sequence[CorpusPrefix]

@@ -82,27 +82,22 @@ class ChunkLookup:
         Without an embedder they are recognised all the same; a search says what is missing.
         """
         with self._recognizer_lock:
-            if self._is_all_since(self._recognizer_generation, published):
+            if published.follows == self._recognizer_generation:
                 self._recognizer.add_all(published.chunks)
                 self._recognized.update(chunk_id for chunk_id, _ in published.chunks)
-                self._recognizer_generation += published.num_changes
+                self._recognizer_generation = published.generation
         with suppress(MissingDependencyError):
             self._index_published(published)
 
     def _index_published(self, published: Published) -> None:
         with self._index_lock:
             embedder = self._get_embedder()
-            if self._index is not None and self._is_all_since(self._index_generation, published):
+            if self._index is not None and published.follows == self._index_generation:
                 new = [chunk for chunk in published.chunks if chunk[0] not in self._indexed]
                 self._embed(embedder, new)
-                self._index_generation += published.num_changes
-            else:
-                self._refresh_index(embedder)
-
-    def _is_all_since(self, generation: int, published: Published) -> bool:
-        """Whether nothing else happened since a generation, so that nothing need be compared."""
-        was_followed = self._catalog.generation() == generation + published.num_changes
-        return was_followed and not published.has_replaced
+                self._index_generation = published.generation
+                return
+        self._indexed_all()
 
     def _indexed_all(self) -> tuple[Embedder, VectorIndex | None]:
         """The index over all live chunks; ``None`` where there never were any."""
