@@ -160,7 +160,7 @@ class ChunkLookup:
             self._recognized |= new
             self._recognizer_generation = generation
 
-    def _texts_of(self, chunk_ids: set[ChunkId]) -> Iterator[tuple[ChunkId, str]]:
+    def _texts_of(self, chunk_ids: frozenset[ChunkId]) -> Iterator[tuple[ChunkId, str]]:
         if len(chunk_ids) > _FEW_CHUNKS:
             yield from (chunk for chunk in self._catalog.live_texts() if chunk[0] in chunk_ids)
             return

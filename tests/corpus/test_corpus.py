@@ -130,7 +130,7 @@ def test_answer_is_given_when_the_corpus_is_empty():
 
 
 def test_all_chunks_are_read_when_more_are_asked_for(corpus):
-    """k is a limit."""
+    """The number asked for is a limit."""
     assert len(corpus.answer("dog", 50, config=SHORT).chunks) == 3
 
 

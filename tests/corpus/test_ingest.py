@@ -298,7 +298,7 @@ def test_entry_goes_with_its_chunk_when_a_question_had_it_encoded(corpus):
 
 @pytest.mark.parametrize("kind", [MemoryTier, DiskTier])
 def test_bytes_are_free_when_a_removed_document_is_collected(tmp_path, kind):
-    """gc takes the entries of what no document owns, and nothing else."""
+    """Collecting takes the entries of what no document owns, and nothing else."""
     store = MemoryTier(10**8) if kind is MemoryTier else DiskTier(tmp_path)
     with tiny_engine(store) as engine, Corpus(engine, embedding=EMBEDDING) as corpus:
         shared = f"{CAT}\n\n{FISH}"

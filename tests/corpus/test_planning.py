@@ -234,7 +234,7 @@ def test_prompt_is_refused_when_it_exceeds_the_context():
     """With the numbers, before anything is computed."""
     with opened(context_limit=200) as corpus:
         corpus.add(TEXTS)
-        with pytest.raises(LayoutError, match="context overflow.* 200"):
+        with pytest.raises(LayoutError, match=r"context overflow.* 200"):
             corpus.answer("why?", 3)
 
 

@@ -241,5 +241,5 @@ def test_adopting_serves_the_head_when_modules_see_only_themselves():
         corpus.add(TEXTS)
         assert corpus.adopt_prefix(HEAD).result(60) == 0
         completion = corpus.generate(PROMPT, SHORT)
-        assert [use.label for use in completion.metrics.modules][0] == "(prefix)"
+        assert completion.metrics.modules[0].label == "(prefix)"
         assert [use.hit_kind for use in chunk_uses(completion)] == [HitKind.COMPOSED] * 2
