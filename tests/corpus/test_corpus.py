@@ -290,6 +290,8 @@ def test_another_tokenizer_makes_its_own_tokens_when_it_shares_the_folder(tmp_pa
     with opened(tmp_path) as corpus:
         corpus.add(TEXTS)
     with opened(tmp_path, loaded=loaded_model(add_bos=True)) as other:
+        ids = request_of(other, "a dog barked at every passing train", 1).plan.token_ids
+        assert DOG in other.engine.loaded.tokenizer.decode(ids)
         assert same_in_both_arms(lambda reuse: other.answer("dog", 1, config=SHORT, reuse=reuse))
         assert other.add(TEXTS).num_unchanged == 3
 

@@ -215,7 +215,7 @@ def test_drops_are_told_when_pins_leave_no_room(tmp_path):
 
 def test_stored_entries_are_pinned_when_they_are_added_again_as_pinned(tmp_path):
     """A pin is asked for the chunk, be it stored already or not."""
-    with opened(tmp_path, disk_bytes=500_000) as corpus:
+    with opened(tmp_path, disk_bytes=500_000, memory_bytes=1_000) as corpus:
         corpus.add([DOG])
         assert corpus.add([DOG], pinned=True).num_encoded == 0
         corpus.add([f"Fact {i}: {CAT}" for i in range(12)])
