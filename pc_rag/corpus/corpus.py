@@ -3,34 +3,36 @@
 from __future__ import annotations
 
 import tempfile
-from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import replace
-from pathlib import Path
-from threading import Lock
 from typing import TYPE_CHECKING, Self
 
 from pc_rag.corpus.catalog import Catalog
-from pc_rag.corpus.catalog.records import ChunkId, PrefixRole
+from pc_rag.corpus.catalog.records import ChunkId
 from pc_rag.corpus.chunking import Chunker
 from pc_rag.corpus.documents import Document
 from pc_rag.corpus.embedding import as_embedder, default_embedder
 from pc_rag.corpus.ingest import Ingest, PreparedDocument
 from pc_rag.corpus.lookup import ChunkLookup
 from pc_rag.corpus.planning import (
+    ChunkPlace,
     InOrder,
     RequestPlanner,
     cut_conversation,
     cut_plain_text,
     head_of,
+    place_mark,
 )
-from pc_rag.corpus.prefixes import CorpusPrefix, corpus_prefix
+from pc_rag.corpus.prefix_set import PrefixSet
 from pc_rag.corpus.prompt_format import PromptFormat
 from pc_rag.corpus.reports import Answer, AnswerStream, CorpusStats, GcReport
-from pc_rag.errors import ConfigError, PromptError
+from pc_rag.errors import ConfigError, IngestError
 from pc_rag.metrics import Phase
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from concurrent.futures import Future
+    from pathlib import Path
     from types import TracebackType
 
     from pc_rag.corpus.embedding import Embedder, EmbedFunction
@@ -43,8 +45,7 @@ if TYPE_CHECKING:
     from pc_rag.types import TokenIds
 
 _SLOT_SETTING = "slot_tokens"
-_MARK = "\ue000pc-rag first chunk\ue000"
-"""Stands for the first chunk while the prefix is measured; private-use characters."""
+_FIRST_CHUNK = place_mark(0)
 
 
 class Corpus:
@@ -62,7 +63,8 @@ class Corpus:
         chunk_tokens: Most tokens of a chunk; the engine's configuration decides by default.
 
     Raises:
-        ConfigError: The folder was made with another slot length.
+        ConfigError: The folder was made with another slot length, ``embedding`` does not say which
+            model it is, or ``chunk_tokens`` is not positive.
         StoreError: The catalog cannot be opened.
     """
 
@@ -77,36 +79,43 @@ class Corpus:
     ) -> None:
         self.engine = engine
         self.prompt_format = prompt_format or PromptFormat()
-        self._temporary = tempfile.TemporaryDirectory() if folder is None else None
-        folder = Path(self._temporary.name if self._temporary else folder or "")
+        embedder = None if embedding is None else as_embedder(embedding)
         tokenizer = engine.loaded.tokenizer
-        self._catalog = Catalog(folder, tokenizer_id=tokenizer.digest)
-        self._check_slots()
-        self._chunker = Chunker(
+        chunker = Chunker(
             lambda text: len(tokenizer.encode_text(text)),
-            max_tokens=chunk_tokens or engine.config.chunk_tokens,
+            max_tokens=engine.config.chunk_tokens if chunk_tokens is None else chunk_tokens,
         )
-        self._planner = RequestPlanner(engine)
-        self._lookup = ChunkLookup(
-            self._catalog,
-            lambda: default_embedder() if embedding is None else as_embedder(embedding),
-        )
-        self._background = ThreadPoolExecutor(1, thread_name_prefix="pc-rag-prefix")
-        self._lock = Lock()
-        self._prefixes = self._open_prefixes()
+        with ExitStack() as opened:  # closes what is open already where a later step fails
+            if folder is None:
+                folder = opened.enter_context(tempfile.TemporaryDirectory(prefix="pc-rag-"))
+            self._catalog = Catalog(folder, tokenizer_id=tokenizer.digest)
+            opened.enter_context(self._catalog)
+            self._check_slots()
+            self._planner = RequestPlanner(engine)
+            self._ingest = Ingest(engine, self._catalog, chunker, lambda: self._prefixes.current)
+            self._lookup = ChunkLookup(self._catalog, lambda: embedder or default_embedder())
+            own = head_of(self._cut(*self._marked("", _FIRST_CHUNK)))
+            self._prefixes = PrefixSet(engine, self._catalog, own, self._ingest.encode_live)
+            opened.callback(self._prefixes.close)
+            self._opened = opened.pop_all()
 
     @property
     def prefix(self) -> str:
         """The text before the first chunk, control text of the chat template included."""
-        return self._prefixes[0].record.text
+        return self._prefixes.current[0].record.text
 
     @property
     def prefixes(self) -> tuple[str, ...]:
         """Texts that all chunks are encoded behind, the corpus's own first."""
-        return tuple(prefix.record.text for prefix in self._prefixes)
+        return tuple(prefix.record.text for prefix in self._prefixes.current)
 
     def prepare(self, documents: Iterable[Document | str]) -> list[PreparedDocument]:
-        """Split and tokenise documents, so that ``estimate`` can tell what adding them needs."""
+        """Split and tokenise documents, so that ``estimate`` can tell what adding them needs.
+
+        Raises:
+            IngestError: Not a list of documents.
+            LayoutError: A chunk is longer than a slot of the corpus.
+        """
         return list(self._ingest.prepare(_documents(documents)))
 
     def estimate(self, prepared: Sequence[PreparedDocument]) -> IngestEstimate:
@@ -131,20 +140,24 @@ class Corpus:
 
         Raises:
             IngestError: A document cannot be taken in; those before it are.
+            LayoutError: As above: a chunk is longer than a slot of the corpus.
             StoreIOError: The store's medium failed.
         """
-        ingest = self._ingest
+        _refuse_single(documents)
 
-        def prepared() -> Iterable[PreparedDocument]:
+        def prepared() -> Iterator[PreparedDocument]:
             for document in documents:
                 if isinstance(document, PreparedDocument):
                     yield document
                 else:
-                    yield from ingest.prepare(_documents([document]))
+                    yield from self._ingest.prepare(_documents([document]))
 
-        report = ingest.add(prepared(), on_progress=on_progress, pinned=pinned)
-        self._lookup.index_all()
-        return report
+        return self._ingest.add(
+            prepared(),
+            on_progress=on_progress,
+            on_published=self._lookup.published,
+            pinned=pinned,
+        )
 
     def remove(self, document_id: str) -> bool:
         """Remove a document; its chunks are no longer found. ``gc`` reclaims their bytes."""
@@ -153,14 +166,18 @@ class Corpus:
     def gc(self) -> GcReport:
         """Delete the chunks that no document owns any more, and their entries."""
         unowned = self._catalog.unowned()
-        for key in unowned.module_keys:
-            self.engine.store.remove(key)
+        num_bytes = num_entries = 0
+        for chunk_id in unowned.chunk_ids:
+            for key, entry_bytes in self._ingest.entries_of(chunk_id).items():
+                if self.engine.store.remove(key):
+                    num_entries += 1
+                    num_bytes += entry_bytes
         num_chunks = self._catalog.purge(unowned)
         return GcReport(
             num_documents=len(unowned.document_ids),
             num_chunks=num_chunks,
-            num_entries=len(unowned.module_keys),
-            num_bytes=unowned.num_bytes,
+            num_entries=num_entries,
+            num_bytes=num_bytes,
         )
 
     def stats(self) -> CorpusStats:
@@ -169,7 +186,7 @@ class Corpus:
             catalog=self._catalog.stats(),
             store=self.engine.store.stats(),
             bytes_per_token=self.engine.bytes_per_token,
-            num_prefixes=len(self._prefixes),
+            num_prefixes=len(self._prefixes.current),
         )
 
     def search(
@@ -225,9 +242,9 @@ class Corpus:
         with watch.measure(Phase.RETRIEVE):
             chunks = self.search(question, k, where=where)
         with watch.measure(Phase.PLAN):
-            messages = self.prompt_format.messages(question, [chunk.text for chunk in chunks])
-            find = InOrder([(chunk.id, chunk.text) for chunk in chunks])
-            request = self._plan(self._cut(messages, find))
+            texts = {chunk.id: chunk.text for chunk in chunks}
+            cut = self._cut(*self._marked(question, *texts))
+            request = self._plan(cut, lambda place: texts[place.chunk_id])
         return AnswerStream(self.engine.run(request, config, watch=watch, reuse=reuse), chunks)
 
     def generate(
@@ -269,7 +286,7 @@ class Corpus:
 
     def plan(self, prompt: str | Sequence[ChatMessage]) -> Request:
         """Decide which tokens of a prompt are cached: those of chunks that stand in it."""
-        return self._plan(self._cut(prompt, self._lookup.find))
+        return self._plan(self._cut(prompt, self._lookup.find), lambda place: place.text)
 
     def adopt_prefix(self, head: str | Sequence[ChatMessage]) -> Future[int]:
         """Encode all chunks behind another prefix too, in the background.
@@ -287,7 +304,8 @@ class Corpus:
         Raises:
             PromptError: The head has no token.
         """
-        return self._adopt(head_of(self._cut(_open_ended(head), InOrder([(_MARK, _MARK)]))))
+        opened = self._cut(_open_ended(head), InOrder([(_FIRST_CHUNK, _FIRST_CHUNK)]))
+        return self._prefixes.adopt(head_of(opened))
 
     def learn_prefix(self, prompt: str | Sequence[ChatMessage]) -> Future[int] | None:
         """Adopt the text before the first recognised chunk of a prompt.
@@ -297,17 +315,14 @@ class Corpus:
         """
         cut = self._cut(prompt, self._lookup.find)
         head = head_of(cut)
-        is_known = any(prefix.token_ids == head for prefix in self._prefixes)
-        if is_known or not head or all(isinstance(piece, tuple) for piece in cut):
+        has_chunk = any(isinstance(piece, ChunkPlace) for piece in cut)
+        if not has_chunk or not head or self._prefixes.is_current(head):
             return None
-        return self._adopt(head)
+        return self._prefixes.adopt(head)
 
     def close(self) -> None:
         """Finish background work and close the catalog. Idempotent."""
-        self._background.shutdown()
-        self._catalog.close()
-        if self._temporary is not None:
-            self._temporary.cleanup()
+        self._opened.close()
 
     def __enter__(self) -> Self:
         return self
@@ -320,77 +335,46 @@ class Corpus:
     ) -> None:
         self.close()
 
-    @property
-    def _ingest(self) -> Ingest:
-        """Taking in, behind the prefixes of this moment."""
-        return Ingest(self.engine, self._catalog, self._chunker, self._prefixes)
+    def _plan(self, cut: Sequence[CutPiece], text_at: Callable[[ChunkPlace], str]) -> Request:
+        def chunk_tokens(place: ChunkPlace) -> TokenIds:
+            return self._ingest.tokens_of(ChunkId(place.chunk_id), text_at(place))
 
-    def _plan(self, cut: Sequence[CutPiece]) -> Request:
-        return self._planner.plan(cut, self._chunk_tokens, prefixes=self._prefixes)
+        return self._planner.plan(cut, chunk_tokens, prefixes=self._prefixes.current)
 
-    def _chunk_tokens(self, chunk_id: str) -> TokenIds:
-        return self._ingest.tokens_of(ChunkId(chunk_id), self._lookup.text(chunk_id))
+    def _marked(self, question: str, *chunk_ids: str) -> tuple[tuple[ChatMessage, ...], InOrder]:
+        """The conversation that asks a question, marks in the chunks' places, and their finder."""
+        places = [(chunk_id, place_mark(i)) for i, chunk_id in enumerate(chunk_ids)]
+        messages = self.prompt_format.messages(question, [mark for _, mark in places])
+        return messages, InOrder(places)
 
     def _cut(self, prompt: str | Sequence[ChatMessage], find: Finder) -> list[CutPiece]:
         if isinstance(prompt, str):
             return cut_plain_text(self.engine, prompt, find)
         return cut_conversation(self.engine, self.engine.chat_format.render(prompt), find)
 
-    def _open_prefixes(self) -> tuple[CorpusPrefix, ...]:
-        """The prefix of the prompt format, then those adopted earlier that are encoded."""
-        messages = self.prompt_format.messages("", [_MARK])
-        head = head_of(self._cut(messages, InOrder([(_MARK, _MARK)])))
-        self._catalog.prefixes.record(self._text_of(head), head, role=PrefixRole.DEFAULT)
-        records = self._catalog.prefixes.all()
-        own = corpus_prefix(self.engine, records[0])
-        adopted = [corpus_prefix(self.engine, record) for record in records[1:]]
-        return (own, *(prefix for prefix in adopted if self._is_encoded(prefix)))
-
-    def _is_encoded(self, prefix: CorpusPrefix) -> bool:
-        """Whether all live chunks have an entry behind a prefix, by this model."""
-        fingerprint = self.engine.loaded.fingerprint
-        recorded = {
-            entry.chunk_id
-            for entry in self._catalog.entries.of_prefix(prefix.record.id)
-            if entry.fingerprint == fingerprint
-        }
-        return recorded.issuperset(chunk_id for chunk_id, _ in self._catalog.live_texts())
-
-    def _text_of(self, token_ids: TokenIds) -> str:
-        """Text of a prefix, control tokens shown."""
-        return self.engine.loaded.tokenizer.backend.decode(
-            list(token_ids), skip_special_tokens=False
-        )
-
-    def _adopt(self, head: TokenIds) -> Future[int]:
-        if not head:
-            raise PromptError("a prefix needs at least one token; the head is empty")
-        record = self._catalog.prefixes.record(self._text_of(head), head, role=PrefixRole.ADOPTED)
-        prefix = corpus_prefix(self.engine, record)
-
-        def encode() -> int:
-            num_encoded = self._ingest.encode_live(prefix)
-            with self._lock:
-                if all(known.record.id != record.id for known in self._prefixes):
-                    self._prefixes = (*self._prefixes, prefix)
-            return num_encoded
-
-        return self._background.submit(encode)
-
     def _check_slots(self) -> None:
-        """The slot length belongs to the corpus: entries of another one would not fit."""
-        wanted = self.engine.config.slot_tokens
+        """The slot length belongs to the corpus: chunks longer than another would not fit."""
+        wanted = str(self.engine.config.slot_tokens)
         stored = self._catalog.setting(_SLOT_SETTING)
-        if stored is None and wanted is not None:
-            self._catalog.put_setting(_SLOT_SETTING, str(wanted))
-        elif stored is not None and stored != str(wanted):
+        if stored is None:
+            self._catalog.put_setting(_SLOT_SETTING, wanted)
+        elif stored != wanted:
             raise ConfigError(
-                f"the corpus was created with slots of {stored} tokens; this engine is configured "
-                f"for {wanted}. Use slot_tokens={stored}, or another folder"
+                f"the corpus was created with slot_tokens={stored}; this engine is configured "
+                f"with slot_tokens={wanted}. Use slot_tokens={stored}, or another folder"
             )
 
 
+def _refuse_single(documents: object) -> None:
+    """A text is an iterable of texts to Python: each character would become a document."""
+    if isinstance(documents, (str, Document, PreparedDocument)):
+        raise IngestError(
+            f"documents: got a single {type(documents).__name__}; pass a list of documents"
+        )
+
+
 def _documents(documents: Iterable[Document | str]) -> Iterator[Document]:
+    _refuse_single(documents)
     for document in documents:
         yield Document(document) if isinstance(document, str) else document
 
@@ -398,6 +382,6 @@ def _documents(documents: Iterable[Document | str]) -> Iterator[Document]:
 def _open_ended(head: str | Sequence[ChatMessage]) -> str | Sequence[ChatMessage]:
     """A prompt that goes on behind its head with a mark."""
     if isinstance(head, str):
-        return head + _MARK
+        return head + _FIRST_CHUNK
     *before, last = head
-    return [*before, replace(last, content=last.content + _MARK)]
+    return [*before, replace(last, content=last.content + _FIRST_CHUNK)]

@@ -11,12 +11,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from pc_rag.corpus.catalog.records import DocumentChange, EntryRecord, NewChunk, chunk_id_of
+from pc_rag.corpus.documents import document_id
 from pc_rag.corpus.prefixes import chunk_recipe, recipe_table
 from pc_rag.corpus.reports import IngestEstimate, IngestProgress, IngestReport
 from pc_rag.errors import LayoutError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from pc_rag.corpus.catalog import Catalog
     from pc_rag.corpus.catalog.records import ChunkId
@@ -32,6 +33,9 @@ if TYPE_CHECKING:
 
 _WINDOW_TOKENS = 16_384
 """Documents are published once about this many tokens of them are encoded."""
+
+_LIVE_BATCH = 512
+"""Chunks encoded behind a new prefix before they are recorded, so that a crash loses few."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +53,25 @@ class PreparedDocument:
     chunks: tuple[NewChunk, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Published:
+    """What has just become visible.
+
+    Attributes:
+        chunks: Ids and texts of the chunks of new and changed documents.
+        follows: Generation of the catalog to which just these chunks were added; ``None`` where
+            something else changed too: chunks went, or another thread or process published.
+        generation: Generation of the catalog with them.
+    """
+
+    chunks: tuple[tuple[ChunkId, str], ...]
+    follows: int | None
+    generation: int
+
+
 @dataclass(slots=True)
 class _Tally:
+    started: float = field(default_factory=time.monotonic)
     changes: dict[DocumentChange, int] = field(
         default_factory=lambda: dict.fromkeys(DocumentChange, 0)
     )
@@ -65,15 +86,32 @@ class _Tally:
         self.num_bytes += encoded.num_bytes
         self.num_dropped += encoded.refusal is not None
 
+    @property
+    def progress(self) -> IngestProgress:
+        return IngestProgress(
+            num_chunks=self.num_encoded,
+            num_tokens=self.num_tokens,
+            num_bytes=self.num_bytes,
+            seconds=time.monotonic() - self.started,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """The entry of a chunk behind a prefix: how it is made, and what the catalog notes of it."""
+
+    recipe: EntryRecipe
+    record: EntryRecord
+
 
 class Ingest:
-    """Takes documents into a corpus.
+    """Takes documents into a corpus. Thread-safe.
 
     Args:
         engine: Encodes chunks.
         catalog: Knows documents and chunks.
         chunker: Splits texts.
-        prefixes: Chunks are encoded behind each of them.
+        prefixes: Says what chunks are encoded behind at this moment.
     """
 
     def __init__(
@@ -81,38 +119,40 @@ class Ingest:
         engine: PromptCache,
         catalog: Catalog,
         chunker: Chunker,
-        prefixes: Sequence[CorpusPrefix],
+        prefixes: Callable[[], Sequence[CorpusPrefix]],
     ) -> None:
         self._engine = engine
         self._catalog = catalog
         self._chunker = chunker
-        self._prefixes = tuple(prefixes)
+        self._prefixes = prefixes
 
     def prepare(self, documents: Iterable[Document]) -> Iterator[PreparedDocument]:
-        """Split and tokenise documents; those that did not change keep the chunks they have.
+        """Split and tokenise documents; those whose text did not change keep the chunks they have.
 
         Raises:
             LayoutError: A chunk is longer than a slot of the corpus.
         """
         for document in documents:
             change = self._catalog.compare(document, chunking=self._chunker.id)
-            texts = [chunk.text for chunk in self._chunker.split(document.text)]
-            chunks = tuple(NewChunk(text, self._tokens(text)) for text in texts)
+            chunks = self._known_chunks(document, change) or self._split(document)
             yield PreparedDocument(document, change, chunks)
 
     def estimate(self, prepared: Sequence[PreparedDocument]) -> IngestEstimate:
         """What encoding them will need."""
-        recipes = self._recipes(prepared)
-        missing = self._engine.source.missing(recipes.values())
-        num_tokens = sum(len(recipes[key].address.token_ids) for key in missing)
-        per_token = self._engine.bytes_per_token
-        unchanged = sum(p.change is DocumentChange.UNCHANGED for p in prepared)
+        prefixes = self._prefixes()
+        wanted = [w for each in prepared for w in self._wanted(each.chunks, prefixes)]
+        table = recipe_table((each.recipe for each in wanted), prefixes)
+        source = self._engine.source
+        missing = set(source.missing(each.recipe for each in wanted))
+        contexts = dict.fromkeys(context for key in missing for context in table[key].context)
+        needed = [*missing, *source.missing(table[key] for key in contexts)]
+        num_tokens = sum(len(table[key].address.token_ids) for key in needed)
         return IngestEstimate(
             num_documents=len(prepared),
-            num_unchanged=unchanged,
-            num_chunks=len(missing),
+            num_unchanged=sum(p.change is DocumentChange.UNCHANGED for p in prepared),
+            num_chunks=len({w.record.chunk_id for w in wanted if w.record.key in missing}),
             num_tokens=num_tokens,
-            num_bytes=num_tokens * per_token,
+            num_bytes=num_tokens * self._engine.bytes_per_token,
         )
 
     def add(
@@ -120,13 +160,23 @@ class Ingest:
         prepared: Iterable[PreparedDocument],
         *,
         on_progress: OnProgress | None = None,
+        on_published: Callable[[Published], None],
         pinned: bool = False,
     ) -> IngestReport:
-        """Encode what the store lacks and publish the documents; see ``Corpus.add``."""
-        started = time.monotonic()
+        """Encode what the store lacks and publish the documents; see ``Corpus.add``.
+
+        Args:
+            prepared: The documents.
+            on_progress: Called after every encoded chunk.
+            on_published: Called after every window of documents that became visible.
+            pinned: Never evict the chunks' entries.
+        """
         tally = _Tally()
+        num_evicted_before = self._num_evictions()
         for window in _windows(prepared):
-            self._add_window(window, tally, started, on_progress, pinned=pinned)
+            prefixes = self._prefixes()
+            refused = self._encode_window(window, prefixes, tally, on_progress, pinned=pinned)
+            on_published(self._publish(window, prefixes, tally, refused))
         return IngestReport(
             num_added=tally.changes[DocumentChange.ADDED],
             num_updated=tally.changes[DocumentChange.UPDATED],
@@ -136,30 +186,30 @@ class Ingest:
             num_encoded_tokens=tally.num_tokens,
             num_bytes=tally.num_bytes,
             num_dropped=tally.num_dropped,
-            seconds=time.monotonic() - started,
+            num_evicted=self._num_evictions() - num_evicted_before,
+            seconds=tally.progress.seconds,
         )
 
     def encode_live(self, prefix: CorpusPrefix) -> int:
         """Encode every live chunk behind one prefix; how many were missing."""
-        recipes: dict[ModuleKey, EntryRecipe] = {}
-        owners: dict[ModuleKey, ChunkId] = {}
-        for chunk_id, text in self._catalog.live_texts():
-            recipe = chunk_recipe(self._engine, self.tokens_of(chunk_id, text), prefix)
-            recipes[recipe.address.key] = recipe
-            owners[recipe.address.key] = chunk_id
-        table = recipe_table(recipes.values(), [prefix])
-        missing = self._engine.source.missing(recipes.values())
-        self._catalog.entries.record(
-            [
-                self._record(encoded.key, owners[encoded.key], prefix, recipes)
-                for encoded in self._engine.source.encode(missing, table)
-                if encoded.refusal is None
-            ]
-        )
-        return len(missing)
+        texts = self._catalog.live_texts()
+        num_missing = 0
+        for start in range(0, len(texts), _LIVE_BATCH):
+            batch = texts[start : start + _LIVE_BATCH]
+            chunks = [NewChunk(text, self.tokens_of(chunk_id, text)) for chunk_id, text in batch]
+            wanted = list(self._wanted(chunks, [prefix]))
+            recipes = recipe_table((each.recipe for each in wanted), [prefix])
+            source = self._engine.source
+            missing = source.missing(each.recipe for each in wanted)
+            encoded = source.encode(missing, recipes)
+            refused = {each.key for each in encoded if each.refusal is not None}
+            # Those that were stored already too: a run before this one may have been cut off.
+            self._record(each.record for each in wanted if each.record.key not in refused)
+            num_missing += len(missing)
+        return num_missing
 
     def tokens_of(self, chunk_id: ChunkId, text: str) -> TokenIds:
-        """The tokens of a stored chunk, made now where another tokenizer made it."""
+        """The tokens of a chunk as it was stored, made now where another tokenizer made it."""
         record = self._catalog.chunk(chunk_id)
         if record is not None and record.token_ids is not None:
             return record.token_ids
@@ -167,95 +217,150 @@ class Ingest:
         self._catalog.record_tokens(chunk_id, token_ids)
         return token_ids
 
+    def entries_of(self, chunk_id: ChunkId) -> Mapping[ModuleKey, int]:
+        """Every entry that a chunk may have in the store, with its bytes of keys and values.
+
+        Those that were noted, by whatever model, and those that this engine may have encoded for a
+        request, which are not.
+        """
+        entries = {each.key: each.num_bytes for each in self._catalog.entries.of_chunk(chunk_id)}
+        chunk = self._catalog.chunk(chunk_id)
+        if chunk is not None and chunk.token_ids:
+            own = self._wanted([NewChunk(chunk.text, chunk.token_ids)], self._prefixes())
+            entries |= {each.record.key: each.record.num_bytes for each in own}
+        return entries
+
+    def _record(self, records: Iterable[EntryRecord]) -> None:
+        """Note entries, save those of chunks that ``gc`` took meanwhile."""
+        known = [each for each in records if self._catalog.chunk(each.chunk_id) is not None]
+        self._catalog.entries.record(known)
+
+    def _known_chunks(self, document: Document, change: DocumentChange) -> tuple[NewChunk, ...]:
+        """The chunks that the catalog has of this text; none where it has not."""
+        if change not in (DocumentChange.UNCHANGED, DocumentChange.METADATA):
+            return ()
+        chunks: list[NewChunk] = []
+        end = 0
+        for record in self._catalog.chunks_of(document_id(document)):
+            start = document.text.find(record.text, end)
+            if start < 0:  # another process has replaced the document since it was compared
+                return ()
+            end = start + len(record.text)
+            token_ids = record.token_ids
+            chunks.append(
+                NewChunk(record.text, self._tokens(record.text) if token_ids is None else token_ids)
+            )
+        return tuple(chunks)
+
+    def _split(self, document: Document) -> tuple[NewChunk, ...]:
+        chunks = (
+            NewChunk(chunk.text, self._tokens(chunk.text))
+            for chunk in self._chunker.split(document.text)
+        )
+        # A tokenizer may drop a text whole, such as one of zero-width characters.
+        return tuple(chunk for chunk in chunks if chunk.token_ids)
+
     def _tokens(self, text: str) -> TokenIds:
         token_ids = self._engine.loaded.tokenizer.encode_text(text)
         limit = self._engine.config.slot_tokens
         if limit is not None and len(token_ids) > limit:
             raise LayoutError(
                 f"chunk {text[:40]!r}... has {len(token_ids)} tokens, a slot holds {limit}; use "
-                "shorter chunks or longer slots"
+                f"shorter chunks (chunk_tokens={limit}) or a corpus with longer slots"
             )
         return token_ids
 
-    def _add_window(
+    def _encode_window(
         self,
         window: list[PreparedDocument],
+        prefixes: Sequence[CorpusPrefix],
         tally: _Tally,
-        started: float,
         on_progress: OnProgress | None,
         *,
         pinned: bool,
-    ) -> None:
-        recipes = self._recipes(window)
-        missing = self._engine.source.missing(recipes.values())
-        table = recipe_table(recipes.values(), self._prefixes)
-        stored: set[ModuleKey] = set()
-        for encoded in self._engine.source.encode(missing, table, pinned=pinned):
+    ) -> set[ModuleKey]:
+        """Encode what the store lacks; what it had no room for."""
+        source = self._engine.source
+        recipes = [w.recipe for each in window for w in self._wanted(each.chunks, prefixes)]
+        missing = source.missing(recipes)
+        if pinned:
+            for key in {recipe.address.key for recipe in recipes}.difference(missing):
+                self._engine.store.pin(key)
+        refused: set[ModuleKey] = set()
+        for encoded in source.encode(missing, recipe_table(recipes, prefixes), pinned=pinned):
             tally.count(encoded)
-            if encoded.refusal is None:
-                stored.add(encoded.key)
+            if encoded.refusal is not None:
+                refused.add(encoded.key)
             if on_progress is not None:
-                on_progress(
-                    IngestProgress(
-                        num_chunks=tally.num_encoded,
-                        num_tokens=tally.num_tokens,
-                        num_bytes=tally.num_bytes,
-                        seconds=time.monotonic() - started,
-                    )
-                )
+                on_progress(tally.progress)
+        return refused
+
+    def _publish(
+        self,
+        window: list[PreparedDocument],
+        prefixes: Sequence[CorpusPrefix],
+        tally: _Tally,
+        refused: set[ModuleKey],
+    ) -> Published:
+        chunks: dict[ChunkId, str] = {}
+        before, num_changes = self._catalog.generation(), 0
+        has_replaced = False
         for prepared in window:
+            wanted = self._wanted(prepared.chunks, prefixes)
             change = self._catalog.add_document(
                 prepared.document,
                 prepared.chunks,
                 chunking=self._chunker.id,
-                entries=list(self._entry_records(prepared, stored)),
+                entries=[each.record for each in wanted if each.record.key not in refused],
             )
             tally.changes[change] += 1
+            num_changes += change is not DocumentChange.UNCHANGED
+            has_replaced = has_replaced or change is DocumentChange.UPDATED
+            if change in (DocumentChange.ADDED, DocumentChange.UPDATED):
+                chunks.update((chunk_id_of(chunk.text), chunk.text) for chunk in prepared.chunks)
+        after = self._catalog.generation()
+        is_alone = after - before == num_changes and not has_replaced
+        return Published(tuple(chunks.items()), before if is_alone else None, after)
 
-    def _recipes(self, window: Iterable[PreparedDocument]) -> dict[ModuleKey, EntryRecipe]:
-        recipes = (
-            chunk_recipe(self._engine, chunk.token_ids, prefix)
-            for prepared in window
-            for chunk in prepared.chunks
-            for prefix in self._prefixes
-        )
-        return {recipe.address.key: recipe for recipe in recipes}
-
-    def _entry_records(
-        self, prepared: PreparedDocument, stored: set[ModuleKey]
-    ) -> Iterator[EntryRecord]:
-        for chunk in prepared.chunks:
-            for prefix in self._prefixes:
+    def _wanted(
+        self, chunks: Iterable[NewChunk], prefixes: Sequence[CorpusPrefix]
+    ) -> Iterator[_Wanted]:
+        """The entries of chunks behind prefixes."""
+        fingerprint, per_token = self._engine.loaded.fingerprint, self._engine.bytes_per_token
+        for chunk in chunks:
+            if not chunk.token_ids:
+                continue
+            chunk_id = chunk_id_of(chunk.text)
+            for prefix in prefixes:
                 recipe = chunk_recipe(self._engine, chunk.token_ids, prefix)
-                key = recipe.address.key
-                if key in stored:
-                    yield self._record(key, chunk_id_of(chunk.text), prefix, {key: recipe})
+                record = EntryRecord(
+                    key=recipe.address.key,
+                    chunk_id=chunk_id,
+                    prefix_id=prefix.recorded_id,
+                    fingerprint=fingerprint,
+                    num_bytes=len(chunk.token_ids) * per_token,
+                )
+                yield _Wanted(recipe, record)
 
-    def _record(
-        self,
-        key: ModuleKey,
-        chunk_id: ChunkId,
-        prefix: CorpusPrefix,
-        recipes: dict[ModuleKey, EntryRecipe],
-    ) -> EntryRecord:
-        num_tokens = len(recipes[key].address.token_ids)
-        return EntryRecord(
-            key=key,
-            chunk_id=chunk_id,
-            prefix_id=prefix.record.id,
-            fingerprint=self._engine.loaded.fingerprint,
-            num_bytes=num_tokens * self._engine.bytes_per_token,
-        )
+    def _num_evictions(self) -> int:
+        """Of the farthest tier: what nearer ones drop is still stored."""
+        return self._engine.store.stats()[-1].num_evictions
 
 
 def _windows(prepared: Iterable[PreparedDocument]) -> Iterator[list[PreparedDocument]]:
+    """Documents in groups; those before one that fails are given before the failure is."""
     window: list[PreparedDocument] = []
     num_tokens = 0
-    for document in prepared:
-        window.append(document)
-        num_tokens += sum(len(chunk.token_ids) for chunk in document.chunks)
-        if num_tokens >= _WINDOW_TOKENS:
+    try:
+        for document in prepared:
+            window.append(document)
+            num_tokens += sum(len(chunk.token_ids) for chunk in document.chunks)
+            if num_tokens >= _WINDOW_TOKENS:
+                yield window
+                window, num_tokens = [], 0
+    except Exception:
+        if window:
             yield window
-            window, num_tokens = [], 0
+        raise
     if window:
         yield window

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from threading import Lock
 from typing import TYPE_CHECKING
 
@@ -9,20 +10,30 @@ from pc_rag.corpus.catalog.records import ChunkId
 from pc_rag.corpus.recognition import Recognized, Recognizer
 from pc_rag.corpus.reports import RetrievedChunk
 from pc_rag.corpus.retrieval import VectorIndex
+from pc_rag.errors import MissingDependencyError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     import numpy as np
+    import numpy.typing as npt
 
     from pc_rag.corpus.catalog import Catalog
     from pc_rag.corpus.embedding import Embedder
+    from pc_rag.corpus.ingest import Published
+
+_EMBED_BATCH = 256
+"""Chunks embedded and stored at once: what a broken-off run leaves to be done again."""
+
+_FEW_CHUNKS = 256
+"""Up to this many texts are read one by one; more by one pass over the catalog."""
 
 
 class ChunkLookup:
     """The live chunks of a catalog, searchable; follows changes by any process. Thread-safe.
 
-    The embedder is made when the first search needs it.
+    A change costs a comparison of ids, and the work for the chunks that came or went; additions by
+    ``published`` cost the latter only. The embedder is made when something is to be embedded.
 
     Args:
         catalog: Knows the chunks and keeps their vectors.
@@ -33,93 +44,143 @@ class ChunkLookup:
         self._catalog = catalog
         self._make_embedder = embedder
         self._embedder: Embedder | None = None
-        self._recognizer = Recognizer()
         self._index: VectorIndex | None = None
         self._indexed: set[ChunkId] = set()
-        self._texts: dict[ChunkId, str] = {}
-        self._generation = -1
         self._index_generation = -1
-        self._lock = Lock()
+        self._index_lock = Lock()
+        self._recognizer = Recognizer()
+        self._recognized: set[ChunkId] = set()
+        self._recognizer_generation = -1
+        self._recognizer_lock = Lock()
 
     def find(self, text: str) -> tuple[Recognized, ...]:
         """The chunks that stand in a text verbatim."""
-        self._follow()
+        if self._catalog.generation() != self._recognizer_generation:
+            self._follow()
         return self._recognizer.find(text)
-
-    def text(self, chunk_id: str) -> str:
-        """The text of a live chunk, or of one that was live a moment ago."""
-        found = self._texts.get(ChunkId(chunk_id))
-        if found is not None:
-            return found
-        record = self._catalog.chunk(ChunkId(chunk_id))
-        return record.text if record is not None else ""
 
     def search(
         self, question: str, *, k: int, where: Mapping[str, str] | None = None
     ) -> tuple[RetrievedChunk, ...]:
-        """The ``k`` chunks nearest in meaning, best first."""
-        index = self.index_all()
-        if index is None or self._embedder is None:
+        """The ``k`` chunks nearest in meaning, best first.
+
+        Raises:
+            MissingDependencyError: There is no embedder.
+        """
+        embedder, index = self._indexed_all()
+        if index is None or k < 1:
             return ()
-        vector = self._embedder([question])[0]
+        vector = embedder([question])[0]
         allowed = self._catalog.chunks_where(where) if where else None
-        return tuple(
-            self._retrieved(ChunkId(scored.id), scored.score, where)
-            for scored in index.search(vector, k, allowed=allowed)
-        )
+        scored = index.search(vector, k, allowed=allowed)
+        found = (self._retrieved(ChunkId(each.id), each.score, where) for each in scored)
+        return tuple(chunk for chunk in found if chunk is not None)
 
-    def index_all(self) -> VectorIndex | None:
-        """Embed the chunks that have no vector yet; the index, or ``None`` without chunks."""
-        with self._lock:
-            embedder = self._embedder = self._embedder or self._make_embedder()
-            generation = self._catalog.generation()
-            if generation == self._index_generation:
-                return self._index
-            missing = self._catalog.vectors.missing(embedder.id)
-            if missing:
-                vectors = embedder([text for _, text in missing])
-                self._catalog.vectors.record(embedder.id, [i for i, _ in missing], vectors)
+    def published(self, published: Published) -> None:
+        """Take in chunks that this process has just published.
+
+        Without an embedder they are recognised all the same; a search says what is missing.
+        """
+        with self._recognizer_lock:
+            if published.follows == self._recognizer_generation:
+                self._recognizer.add_all(published.chunks)
+                self._recognized.update(chunk_id for chunk_id, _ in published.chunks)
+                self._recognizer_generation = published.generation
+        with suppress(MissingDependencyError):
+            self._index_published(published)
+
+    def _index_published(self, published: Published) -> None:
+        with self._index_lock:
+            embedder = self._get_embedder()
+            if self._index is not None and published.follows == self._index_generation:
+                new = [chunk for chunk in published.chunks if chunk[0] not in self._indexed]
+                self._embed(embedder, new)
+                self._index_generation = published.generation
+                return
+        self._indexed_all()
+
+    def _indexed_all(self) -> tuple[Embedder, VectorIndex | None]:
+        """The index over all live chunks; ``None`` where there never were any."""
+        with self._index_lock:
+            embedder = self._get_embedder()
+            if self._catalog.generation() != self._index_generation:
+                self._refresh_index(embedder)
+            return embedder, self._index
+
+    def _get_embedder(self) -> Embedder:
+        if self._embedder is None:
+            self._embedder = self._make_embedder()
+        return self._embedder
+
+    def _refresh_index(self, embedder: Embedder) -> None:
+        """Bring the index up to date with the catalog. The lock is held."""
+        # Asked first: what changes while we read is read again next time, never missed.
+        generation = self._catalog.generation()
+        self._embed(embedder, self._catalog.vectors.missing(embedder.id))
+        live = self._catalog.chunks_where({})
+        if self._index is not None:
+            self._index.remove(self._indexed - live)
+            self._indexed &= live
+        if not live <= self._indexed:
             stored = self._catalog.vectors.load(embedder.id)
-            if not stored.chunk_ids:
-                self._index = None
-            else:
-                self._update_index(stored.chunk_ids, stored.vectors)
-            self._index_generation = generation
-            return self._index
+            rows = [row for row, i in enumerate(stored.chunk_ids) if i not in self._indexed]
+            self._add_vectors([stored.chunk_ids[row] for row in rows], stored.vectors[rows])
+        self._index_generation = generation
 
-    def _update_index(self, ids: Sequence[ChunkId], vectors: np.ndarray) -> None:
+    def _embed(self, embedder: Embedder, chunks: Sequence[tuple[ChunkId, str]]) -> None:
+        """Embed and store chunks, batch by batch."""
+        for start in range(0, len(chunks), _EMBED_BATCH):
+            batch = chunks[start : start + _EMBED_BATCH]
+            ids = [chunk_id for chunk_id, _ in batch]
+            vectors = embedder([text for _, text in batch])
+            self._catalog.vectors.record(embedder.id, ids, vectors)
+            if self._index is not None:
+                self._add_vectors(ids, vectors)
+
+    def _add_vectors(self, ids: Sequence[ChunkId], vectors: npt.NDArray[np.float32]) -> None:
+        if not ids:
+            return
         if self._index is None:
-            self._index, self._indexed = VectorIndex(vectors.shape[1]), set()
-        live = set(ids)
-        self._index.remove(self._indexed - live)
-        rows = [row for row, chunk_id in enumerate(ids) if chunk_id not in self._indexed]
-        if rows:
-            self._index.add([ids[row] for row in rows], vectors[rows])
-        self._indexed = live
+            self._index = VectorIndex(vectors.shape[1])
+        self._index.add(ids, vectors)
+        self._indexed.update(ids)
 
     def _follow(self) -> None:
         """Bring recognition up to date with the catalog."""
-        generation = self._catalog.generation()
-        if generation == self._generation:
-            return
-        with self._lock:
-            texts = dict(self._catalog.live_texts())
-            for chunk_id in self._texts.keys() - texts.keys():
+        with self._recognizer_lock:
+            generation = self._catalog.generation()
+            if generation == self._recognizer_generation:
+                return
+            live = self._catalog.chunks_where({})
+            for chunk_id in self._recognized - live:
                 self._recognizer.remove(chunk_id)
-            self._recognizer.add_all(
-                (chunk_id, text) for chunk_id, text in texts.items() if chunk_id not in self._texts
-            )
-            self._texts = texts
-            self._generation = generation
+            self._recognized &= live
+            new = live - self._recognized
+            self._recognizer.add_all(self._texts_of(new))
+            self._recognized |= new
+            self._recognizer_generation = generation
+
+    def _texts_of(self, chunk_ids: frozenset[ChunkId]) -> Iterator[tuple[ChunkId, str]]:
+        if len(chunk_ids) > _FEW_CHUNKS:
+            yield from (chunk for chunk in self._catalog.live_texts() if chunk[0] in chunk_ids)
+            return
+        for chunk_id in sorted(chunk_ids):
+            record = self._catalog.chunk(chunk_id)
+            if record is not None:
+                yield chunk_id, record.text
 
     def _retrieved(
         self, chunk_id: ChunkId, score: float, where: Mapping[str, str] | None
-    ) -> RetrievedChunk:
+    ) -> RetrievedChunk | None:
+        """The chunk; ``None`` where it went after the index was read, or its owner changed."""
         owners = self._catalog.owners(chunk_id, where=where)
+        record = self._catalog.chunk(chunk_id)
+        if not owners or record is None:
+            return None
         return RetrievedChunk(
             id=chunk_id,
-            text=self.text(chunk_id),
+            text=record.text,
             score=score,
             sources=tuple(dict.fromkeys(owner.source for owner in owners)),
-            metadata=owners[0].metadata if owners else {},
+            metadata=owners[0].metadata,
         )

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     Finder: TypeAlias = Callable[[str], Sequence[Recognized]]
 
 _TEMPLATE = "corpus"
+_PREFIX_LABEL = "(prefix)"
+"""No chunk's id: those are hexadecimal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +37,20 @@ class ChunkPlace:
 
     Attributes:
         chunk_id: The chunk.
+        text: What stands there: its text, or a mark in its place.
     """
 
     chunk_id: str
+    text: str
+
+
+def place_mark(index: int) -> str:
+    """Stands for the i-th chunk while a prompt is cut; private-use characters.
+
+    Prompts that we put together ourselves are cut by marks, not by the chunks' texts: such a text
+    may stand in the words around it too (a chunk ``Context`` behind a header ``Context:``).
+    """
+    return f"\ue000pc-rag chunk {index}\ue000"
 
 
 class InOrder:
@@ -77,11 +90,14 @@ def cut_conversation(
     Chunks are looked for in the messages only, so that no text of a chunk can stand for control
     tokens of the template.
     """
+    bos_ids = engine.loaded.tokenizer.bos_ids
     cut: list[CutPiece] = []
     for piece in pieces:
         found = find(piece.text) if piece.kind is PieceKind.CONTENT else ()
         if found:
-            cut.extend(_cut_text(engine, piece.text, found, is_first=not cut))
+            # As the template was rendered: BOS was put in front afterwards.
+            is_first = all(before == bos_ids for before in cut)
+            cut.extend(_cut_text(engine, piece.text, found, is_first=is_first))
         else:
             cut.append(piece.token_ids)
     return cut
@@ -113,7 +129,7 @@ def _cut_text(
         if start < recognized.start:
             between = text[start : recognized.start]
             yield encode(between, is_first=is_first and not start)
-        yield ChunkPlace(recognized.chunk_id)
+        yield ChunkPlace(recognized.chunk_id, text[recognized.start : recognized.end])
         start = recognized.end
     if start < len(text):
         yield encode(text[start:], is_first=is_first and not start)
@@ -133,7 +149,7 @@ class RequestPlanner:
     def plan(
         self,
         cut: Sequence[CutPiece],
-        chunk_tokens: Callable[[str], TokenIds],
+        chunk_tokens: Callable[[ChunkPlace], TokenIds],
         *,
         prefixes: Sequence[CorpusPrefix],
     ) -> Request:
@@ -141,7 +157,7 @@ class RequestPlanner:
 
         Args:
             cut: The prompt.
-            chunk_tokens: The tokens of a chunk, by id.
+            chunk_tokens: The tokens of the chunk that stands at a place.
             prefixes: Those that all chunks are encoded behind, the default first.
 
         Raises:
@@ -151,43 +167,20 @@ class RequestPlanner:
         config = self._engine.config
         head = head_of(cut)
         known = longest_prefix_of(head, prefixes)
-        encoded_behind = known or prefixes[0]
+        behind = known or prefixes[0]
         is_behind_prefix = known is not None and known.token_ids == head
-        sees_context = is_behind_prefix or (not head and not encoded_behind.token_ids)
+        sees_context = is_behind_prefix or (not head and not behind.token_ids)
         recipes: dict[str, EntryRecipe] = {}
-        pieces: list[TextPiece | EntryPiece] = []
-        if known is not None and known.recipe is not None:
-            pieces.append(
-                EntryPiece(
-                    label="(prefix)",
-                    key=known.recipe.address.key,
-                    token_ids=known.token_ids,
-                    encoded_start=0,
-                    context_is_prefix=True,
-                    is_prefix=True,
-                )
-            )
-            pieces.append(TextPiece(head[len(known.token_ids) :]))
-        else:
-            pieces.append(TextPiece(head))
+        pieces = list(_head_pieces(head, known))
         for piece in _behind_head(cut):
             if not isinstance(piece, ChunkPlace):
                 pieces.append(TextPiece(piece))
                 continue
             recipe = recipes.get(piece.chunk_id)
             if recipe is None:
-                token_ids = chunk_tokens(piece.chunk_id)
-                recipe = chunk_recipe(self._engine, token_ids, encoded_behind)
+                recipe = chunk_recipe(self._engine, chunk_tokens(piece), behind)
                 recipes[piece.chunk_id] = recipe
-            pieces.append(
-                EntryPiece(
-                    label=piece.chunk_id,
-                    key=recipe.address.key,
-                    token_ids=recipe.address.token_ids,
-                    encoded_start=recipe.address.start,
-                    context_is_prefix=sees_context,
-                )
-            )
+            pieces.append(_chunk_piece(piece.chunk_id, recipe, sees_context=sees_context))
         plan = plan_chunks(
             pieces,
             policy=config.position_policy,
@@ -203,6 +196,32 @@ class RequestPlanner:
             template=_TEMPLATE,
             remarks=remarks,
         )
+
+
+def _head_pieces(head: TokenIds, known: CorpusPrefix | None) -> Iterator[TextPiece | EntryPiece]:
+    """What stands before the first chunk: a known prefix from its entry, the rest as text."""
+    if known is None or known.recipe is None:
+        yield TextPiece(head)
+        return
+    yield EntryPiece(
+        label=_PREFIX_LABEL,
+        key=known.recipe.address.key,
+        token_ids=known.token_ids,
+        encoded_start=0,
+        context_is_prefix=True,
+        is_prefix=True,
+    )
+    yield TextPiece(head[len(known.token_ids) :])
+
+
+def _chunk_piece(label: str, recipe: EntryRecipe, *, sees_context: bool) -> EntryPiece:
+    return EntryPiece(
+        label=label,
+        key=recipe.address.key,
+        token_ids=recipe.address.token_ids,
+        encoded_start=recipe.address.start,
+        context_is_prefix=sees_context,
+    )
 
 
 def _behind_head(cut: Sequence[CutPiece]) -> Iterator[CutPiece]:

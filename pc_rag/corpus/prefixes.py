@@ -40,6 +40,11 @@ class CorpusPrefix:
         """Its tokens."""
         return self.record.token_ids
 
+    @property
+    def recorded_id(self) -> str | None:
+        """What the catalog calls it beside chunks; ``None`` where chunks attend nothing of it."""
+        return self.record.id if self.context_keys else None
+
 
 def corpus_prefix(engine: PromptCache, record: PrefixRecord) -> CorpusPrefix:
     """The prefix of a catalog row under the engine's model and visibility."""

@@ -5,11 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from pc_rag.errors import ConfigError
 from pc_rag.model.chat import ChatMessage
 from pc_rag.types import Role
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+_PLACE = "{question}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +26,9 @@ class PromptFormat:
         header: Opens the user's message, before the first chunk.
         separator: Stands between chunks.
         question: Stands behind the last chunk; ``{question}`` is replaced.
+
+    Raises:
+        ConfigError: ``question`` has no place for the question.
     """
 
     prefix: str = (
@@ -33,9 +39,16 @@ class PromptFormat:
     separator: str = "\n\n"
     question: str = "\n\nQuestion: {question}"
 
+    def __post_init__(self) -> None:
+        if _PLACE not in self.question:
+            raise ConfigError(
+                f"prompt format: question {self.question!r} lacks {_PLACE}, so the model would "
+                f"never see what is asked; put it where the question stands"
+            )
+
     def messages(self, question: str, chunks: Sequence[str]) -> tuple[ChatMessage, ...]:
         """The conversation that asks a question about chunks."""
-        asked = self.question.replace("{question}", question)
+        asked = self.question.replace(_PLACE, question)
         content = self.header + self.separator.join(chunks) + asked
         system = (ChatMessage(Role.SYSTEM, self.prefix),) if self.prefix else ()
         return (*system, ChatMessage(Role.USER, content))

@@ -19,10 +19,10 @@ class IngestEstimate:
 
     Attributes:
         num_documents: Documents given.
-        num_unchanged: Those whose text is in the corpus already.
+        num_unchanged: Those that are in the corpus already, just as they are.
         num_chunks: Chunks to encode.
-        num_tokens: Their tokens.
-        num_bytes: Bytes that their entries will take in the store.
+        num_tokens: Tokens to encode: of each chunk behind every prefix, and of the prefixes.
+        num_bytes: Bytes of their keys and values.
     """
 
     num_documents: int
@@ -37,7 +37,7 @@ class IngestProgress:
     """How far an ingest is.
 
     Attributes:
-        num_chunks: Chunks encoded so far.
+        num_chunks: Entries of chunks encoded so far, one behind each prefix.
         num_tokens: Tokens encoded so far.
         num_bytes: Bytes of their keys and values.
         seconds: Since the ingest began.
@@ -58,10 +58,12 @@ class IngestReport:
         num_updated: Documents whose text changed.
         num_metadata_only: Documents of which only source or metadata changed.
         num_unchanged: Documents that were there already.
-        num_encoded: Chunks encoded.
+        num_encoded: Entries of chunks encoded, one behind each prefix.
         num_encoded_tokens: Their tokens.
         num_bytes: Bytes of their keys and values.
-        num_dropped: Chunks that the store had no room for; they are encoded when asked for.
+        num_dropped: Of those, how many the store had no room for; they are encoded when asked for.
+        num_evicted: Entries that the store dropped meanwhile to make room, of this ingest or older
+            ones; they are encoded when asked for.
         seconds: Time it took.
     """
 
@@ -73,6 +75,7 @@ class IngestReport:
     num_encoded_tokens: int = 0
     num_bytes: int = 0
     num_dropped: int = 0
+    num_evicted: int = 0
     seconds: float = 0.0
 
     @property

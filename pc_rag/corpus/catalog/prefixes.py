@@ -24,7 +24,7 @@ class PrefixTable:
 
         There is one default: a former one becomes adopted, so its entries are still served.
         """
-        prefix_id = prefix_id_of(text, self._tokenizer_id)
+        prefix_id = prefix_id_of(token_ids, self._tokenizer_id)
         with self._database.write() as connection:
             if role is PrefixRole.DEFAULT:
                 connection.execute(
@@ -33,8 +33,7 @@ class PrefixTable:
                 )
             connection.execute(
                 "INSERT INTO prefixes VALUES (?, ?, ?, ?, ?) "
-                "ON CONFLICT (id) DO UPDATE SET token_ids = excluded.token_ids, "
-                "role = excluded.role",
+                "ON CONFLICT (id) DO UPDATE SET role = excluded.role",
                 (prefix_id, self._tokenizer_id, text, pack_token_ids(token_ids), role),
             )
         return PrefixRecord(id=prefix_id, text=text, token_ids=token_ids, role=role)

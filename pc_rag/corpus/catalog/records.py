@@ -24,9 +24,13 @@ def chunk_id_of(text: str) -> ChunkId:
     return ChunkId(hashlib.sha256(text.encode()).hexdigest())
 
 
-def prefix_id_of(text: str, tokenizer_id: str) -> str:
-    """The id of a prefix with this text under this tokenizer."""
-    return hashlib.sha256(f"{tokenizer_id}\0{text}".encode()).hexdigest()
+def prefix_id_of(token_ids: TokenIds, tokenizer_id: str) -> str:
+    """The id of a prefix with these tokens under this tokenizer.
+
+    Not of its text: a template's control tokens and a user's plain text may read alike.
+    """
+    ids = " ".join(map(str, token_ids))
+    return hashlib.sha256(f"{tokenizer_id}\0{ids}".encode()).hexdigest()
 
 
 class DocumentChange(StrEnum):
