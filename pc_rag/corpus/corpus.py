@@ -303,6 +303,7 @@ class Corpus:
 
         Raises:
             PromptError: The head has no token.
+            ConfigError: Chunks are encoded behind four prefixes already.
         """
         opened = self._cut(_open_ended(head), InOrder([(_FIRST_CHUNK, _FIRST_CHUNK)]))
         return self._prefixes.adopt(head_of(opened))
@@ -311,14 +312,26 @@ class Corpus:
         """Adopt the text before the first recognised chunk of a prompt.
 
         Returns:
-            As ``adopt_prefix``; ``None`` where no chunk stands in the prompt, or its head is known.
+            As ``adopt_prefix``; ``None`` where no chunk stands in the prompt, its head is known, or
+            there is no room for another prefix.
         """
         cut = self._cut(prompt, self._lookup.find)
         head = head_of(cut)
         has_chunk = any(isinstance(piece, ChunkPlace) for piece in cut)
-        if not has_chunk or not head or self._prefixes.is_current(head):
+        if not has_chunk or not head or self._prefixes.is_current(head) or self._prefixes.is_full:
             return None
         return self._prefixes.adopt(head)
+
+    def forget_prefix(self, text: str) -> int:
+        """Drop an adopted prefix and the entries behind it, or one of a former prompt format.
+
+        Args:
+            text: One of ``prefixes``; the corpus's own is kept.
+
+        Returns:
+            How many entries left the store.
+        """
+        return self._prefixes.forget(text)
 
     def close(self) -> None:
         """Finish background work and close the catalog. Idempotent."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from pc_rag.corpus.catalog.records import PrefixRole
 from pc_rag.corpus.prefixes import corpus_prefix
-from pc_rag.errors import PromptError
+from pc_rag.errors import ConfigError, PromptError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from pc_rag.corpus.prefixes import CorpusPrefix
     from pc_rag.engine import PromptCache
     from pc_rag.types import TokenIds
+
+
+MAX_PREFIXES = 4
+"""Each prefix multiplies the bytes of the corpus and the time of every ingest."""
 
 
 class PrefixSet:
@@ -69,6 +73,7 @@ class PrefixSet:
 
         Raises:
             PromptError: There is no token.
+            ConfigError: There are ``MAX_PREFIXES`` already.
         """
         if not head:
             raise PromptError("a prefix needs at least one token; the head is empty")
@@ -77,6 +82,12 @@ class PrefixSet:
                 done: Future[int] = Future()
                 done.set_result(0)
                 return done
+            if self._is_full():
+                raise ConfigError(
+                    f"the corpus is encoded behind {MAX_PREFIXES} prefixes, which is the most; "
+                    "forget_prefix one of: "
+                    + ", ".join(repr(prefix.record.text) for prefix in self._current[1:])
+                )
             record = self._catalog.prefixes.record(
                 self._text_of(head), head, role=PrefixRole.ADOPTED
             )
@@ -85,6 +96,24 @@ class PrefixSet:
                 pending = self._background.submit(self._adopt, record)
                 self._pending[record.id] = pending
             return pending
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no further prefix can be adopted."""
+        with self._lock:
+            return self._is_full()
+
+    def forget(self, text: str) -> int:
+        """Drop an adopted prefix and its entries; see ``Corpus.forget_prefix``."""
+        with self._lock:
+            found = [prefix for prefix in self._current[1:] if prefix.record.text == text]
+            self._current = tuple(prefix for prefix in self._current if prefix not in found)
+        num_removed = 0
+        for prefix in found:
+            entries = self._catalog.entries.of_prefix(prefix.record.id)
+            num_removed += sum(self._engine.store.remove(entry.key) for entry in entries)
+            self._catalog.prefixes.remove(prefix.record.id)
+        return num_removed
 
     def close(self) -> None:
         """Finish what was begun. Idempotent."""
@@ -104,6 +133,9 @@ class PrefixSet:
         finally:
             with self._lock:
                 del self._pending[record.id]
+
+    def _is_full(self) -> bool:
+        return len(self._current) + len(self._pending) >= MAX_PREFIXES
 
     def _mark_ready(self, record: PrefixRecord) -> None:
         name = self._ready_setting(record)

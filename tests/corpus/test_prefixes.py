@@ -8,8 +8,9 @@ from types import SimpleNamespace
 import pytest
 
 from pc_rag.corpus import PromptFormat
+from pc_rag.corpus.prefix_set import MAX_PREFIXES
 from pc_rag.corpus.prefixes import longest_prefix_of
-from pc_rag.errors import PromptError
+from pc_rag.errors import ConfigError, PromptError
 from pc_rag.model.chat import ChatMessage
 from pc_rag.types import HitKind, MissReason, Role
 from tests.support.corpora import (
@@ -243,3 +244,34 @@ def test_adopting_serves_the_head_when_modules_see_only_themselves():
         completion = corpus.generate(PROMPT, SHORT)
         assert completion.metrics.modules[0].label == "(prefix)"
         assert [use.hit_kind for use in chunk_uses(completion)] == [HitKind.COMPOSED] * 2
+
+
+def test_prefixes_are_limited_when_many_heads_come(corpus):
+    """Each prefix costs the corpus once more, so a fifth is refused by name and not learned."""
+    for number in range(MAX_PREFIXES - 1):
+        corpus.adopt_prefix(f"Head number {number}: ").result()
+    with pytest.raises(ConfigError, match="Head number 0"):
+        corpus.adopt_prefix("One too many: ")
+    assert corpus.learn_prefix(f"Yet another head: {CAT}") is None
+    assert len(corpus.prefixes) == MAX_PREFIXES
+
+
+def test_prefix_leaves_nothing_when_it_is_forgotten(corpus):
+    """Its entries leave the store, prompts with it are served from the own prefix again."""
+    before = corpus.stats()
+    head = "Read this: "
+    num_encoded = corpus.adopt_prefix(head).result()
+    assert num_encoded == before.catalog.num_chunks
+    assert corpus.forget_prefix(head) == num_encoded
+    after = corpus.stats()
+    assert after.catalog.num_entries == before.catalog.num_entries
+    assert after.num_prefixes == 1
+    (use,) = corpus.generate(head + CAT, SHORT).metrics.modules
+    assert use.miss_reason is MissReason.OTHER_PREFIX
+    assert corpus.adopt_prefix(head).result() == num_encoded
+
+
+def test_own_prefix_stays_when_it_is_asked_to_be_forgotten(corpus):
+    """Forgetting names adopted prefixes only."""
+    assert corpus.forget_prefix(corpus.prefix) == 0
+    assert len(corpus.prefixes) == 1
