@@ -14,6 +14,7 @@ from pc_rag.corpus.catalog.records import ChunkId, PrefixRole
 from pc_rag.corpus.chunking import Chunker
 from pc_rag.corpus.documents import Document
 from pc_rag.corpus.embedding import as_embedder, default_embedder
+from pc_rag.corpus.garbage import collect_garbage
 from pc_rag.corpus.ingest import Ingest, PreparedDocument
 from pc_rag.corpus.lookup import ChunkLookup
 from pc_rag.corpus.planning import (
@@ -25,7 +26,7 @@ from pc_rag.corpus.planning import (
 )
 from pc_rag.corpus.prefixes import CorpusPrefix, corpus_prefix
 from pc_rag.corpus.prompt_format import PromptFormat
-from pc_rag.corpus.reports import Answer, AnswerStream, CorpusStats, GcReport
+from pc_rag.corpus.reports import Answer, AnswerStream, CorpusStats
 from pc_rag.errors import ConfigError, PromptError
 from pc_rag.metrics import Phase
 
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from pc_rag.corpus.embedding import Embedder, EmbedFunction
     from pc_rag.corpus.ingest import OnProgress
     from pc_rag.corpus.planning import CutPiece, Finder
-    from pc_rag.corpus.reports import IngestEstimate, IngestReport, RetrievedChunk
+    from pc_rag.corpus.reports import GcReport, IngestEstimate, IngestReport, RetrievedChunk
     from pc_rag.engine import Completion, CompletionStream, PromptCache, Request
     from pc_rag.model.chat import ChatMessage
     from pc_rag.model.sampling import GenerationConfig
@@ -152,16 +153,7 @@ class Corpus:
 
     def gc(self) -> GcReport:
         """Delete the chunks that no document owns any more, and their entries."""
-        unowned = self._catalog.unowned()
-        for key in unowned.module_keys:
-            self.engine.store.remove(key)
-        num_chunks = self._catalog.purge(unowned)
-        return GcReport(
-            num_documents=len(unowned.document_ids),
-            num_chunks=num_chunks,
-            num_entries=len(unowned.module_keys),
-            num_bytes=unowned.num_bytes,
-        )
+        return collect_garbage(self._catalog, self.engine.store)
 
     def stats(self) -> CorpusStats:
         """What the corpus and its store hold."""

@@ -189,11 +189,11 @@ class Ingest:
         recipes = self._recipes(window)
         missing = self._engine.source.missing(recipes.values())
         table = recipe_table(recipes.values(), self._prefixes)
-        stored: set[ModuleKey] = set()
+        refused: set[ModuleKey] = set()
         for encoded in self._engine.source.encode(missing, table, pinned=pinned):
             tally.count(encoded)
-            if encoded.refusal is None:
-                stored.add(encoded.key)
+            if encoded.refusal is not None:
+                refused.add(encoded.key)
             if on_progress is not None:
                 on_progress(
                     IngestProgress(
@@ -208,7 +208,7 @@ class Ingest:
                 prepared.document,
                 prepared.chunks,
                 chunking=self._chunker.id,
-                entries=list(self._entry_records(prepared, stored)),
+                entries=list(self._entry_records(prepared, refused)),
             )
             tally.changes[change] += 1
 
@@ -222,13 +222,15 @@ class Ingest:
         return {recipe.address.key: recipe for recipe in recipes}
 
     def _entry_records(
-        self, prepared: PreparedDocument, stored: set[ModuleKey]
+        self, prepared: PreparedDocument, refused: set[ModuleKey]
     ) -> Iterator[EntryRecord]:
+        # Those that were stored already too: an interrupted run stores entries whose documents it
+        # does not publish, and what is not recorded is never reclaimed.
         for chunk in prepared.chunks:
             for prefix in self._prefixes:
                 recipe = chunk_recipe(self._engine, chunk.token_ids, prefix)
                 key = recipe.address.key
-                if key in stored:
+                if key not in refused:
                     yield self._record(key, chunk_id_of(chunk.text), prefix, {key: recipe})
 
     def _record(
