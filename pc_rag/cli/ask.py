@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 
 def ask(
+    *,
     question: Annotated[str, typer.Argument(metavar="QUESTION", help="Any text.")],
     store: options.Store,
     model: options.Model = None,

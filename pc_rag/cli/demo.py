@@ -12,6 +12,7 @@ from pc_rag.cli.output import print_json, say
 
 
 def demo(
+    *,
     all_topics: Annotated[
         bool,
         typer.Option(

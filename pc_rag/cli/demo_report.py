@@ -110,14 +110,11 @@ def _median(values: Iterable[float | None]) -> float | None:
 
 def _store_rows(result: DemoResult) -> list[tuple[str, str]]:
     start, entries = result.start, result.entries
-    rows = [
-        ("model", f"{start.manifest.model} ({start.manifest.dtype})"),
-        (
-            "corpus",
-            f"{start.num_documents:,} documents, {start.num_chunks:,} chunks, "
-            f"{start.num_tokens:,} tokens",
-        ),
-    ]
+    corpus = (
+        f"{start.num_documents:,} documents, {start.num_chunks:,} chunks, "
+        f"{start.num_tokens:,} tokens"
+    )
+    rows = [("model", f"{start.manifest.model} ({start.manifest.dtype})"), ("corpus", corpus)]
     if entries is None:
         return rows
     size = f"{bytes_text(entries.file_bytes)} for {entries.num_tokens:,} tokens"

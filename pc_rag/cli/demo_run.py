@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pc_rag.cli.answers import Comparison
-from pc_rag.cli.demo_script import CHUNKS_A_QUESTION, QUESTIONS, TOPICS
+from pc_rag.cli.demo_script import CHUNKS_A_QUESTION, MAX_NEW_TOKENS, QUESTIONS, TOPICS
 from pc_rag.cli.ingesting import ingest
 from pc_rag.cli.opening import open_corpus, warm_up
 from pc_rag.cli.survey import survey
@@ -15,15 +15,12 @@ from pc_rag.corpus.readers import python_reference_topics
 from pc_rag.model.sampling import GenerationConfig
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from pc_rag.cli.opening import Choice, OpenedCorpus
     from pc_rag.cli.store_folder import Manifest, StoreFolder
     from pc_rag.cli.survey import ModelEntries
     from pc_rag.corpus import Corpus, IngestReport
-
-_GENERATION = GenerationConfig(max_new_tokens=60, repetition_penalty=1.1)
-"""Greedy; the penalty keeps a model of 135 million parameters from going in circles."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,24 +73,20 @@ def run_demo(
     compares: bool = False,
     on_ingested: Callable[[DemoStart], None] | None = None,
     on_answered: Callable[[Comparison], None] | None = None,
-    topics: Sequence[str] = TOPICS,
-    questions: Sequence[str] = QUESTIONS,
 ) -> DemoResult:
     """Index the Python reference and ask every question by both arms, cached first.
 
     Args:
         folder: The store.
         choice: Model and embedder.
-        all_topics: Index every topic instead of ``topics``.
+        all_topics: Index every topic of the reference, not the selection.
         compares: Let the uncached arm finish its answers.
         on_ingested: Called when the documents are in the store.
         on_answered: Called after each question.
-        topics: Topics to index; those that this Python lacks are left out.
-        questions: What to ask.
     """
-    known = set(python_reference_topics())
-    selection = None if all_topics else [topic for topic in topics if topic in known]
-    max_uncached_tokens = _GENERATION.max_new_tokens if compares else 1
+    known = set(python_reference_topics())  # they differ a little between versions of Python
+    selection = None if all_topics else [topic for topic in TOPICS if topic in known]
+    max_uncached_tokens = MAX_NEW_TOKENS if compares else 1
     comparisons = []
     with open_corpus(folder, choice) as opened:
         report = ingest(opened, folder, python_reference(selection)).report
@@ -101,7 +94,7 @@ def run_demo(
         if on_ingested is not None:
             on_ingested(start)
         warm_up(opened.corpus, generates=True)
-        for question in questions:
+        for question in QUESTIONS:
             comparison = _ask(opened.corpus, question, max_uncached_tokens)
             comparisons.append(comparison)
             if on_answered is not None:
@@ -131,11 +124,10 @@ def _start(opened: OpenedCorpus, report: IngestReport) -> DemoStart:
 
 
 def _ask(corpus: Corpus, question: str, max_uncached_tokens: int) -> Comparison:
-    uncached_config = GenerationConfig(
-        max_new_tokens=max_uncached_tokens, repetition_penalty=_GENERATION.repetition_penalty
-    )
+    config = GenerationConfig(max_new_tokens=MAX_NEW_TOKENS)
+    uncached_config = GenerationConfig(max_new_tokens=max_uncached_tokens)
     return Comparison(
         question,
-        corpus.answer(question, CHUNKS_A_QUESTION, config=_GENERATION, reuse=True),
+        corpus.answer(question, CHUNKS_A_QUESTION, config=config, reuse=True),
         corpus.answer(question, CHUNKS_A_QUESTION, config=uncached_config, reuse=False),
     )

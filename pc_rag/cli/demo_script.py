@@ -16,3 +16,6 @@ QUESTIONS = ("What does the nonlocal statement do?",)
 
 CHUNKS_A_QUESTION = 4
 """Chunks retrieved for each."""
+
+MAX_NEW_TOKENS = 48
+"""Longest answer; greedy."""

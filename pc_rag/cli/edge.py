@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import typer
 from typer.core import TyperGroup
@@ -17,9 +17,6 @@ from pc_rag.errors import (
     PromptCacheError,
     PromptError,
 )
-
-if TYPE_CHECKING:
-    from click import Context
 
 
 class ExitCode(IntEnum):
@@ -51,7 +48,8 @@ def exit_code_of(error: PromptCacheError) -> ExitCode:
 class Edge(TyperGroup):
     """The outermost group: every command runs inside it, from the shell and in tests."""
 
-    def invoke(self, ctx: Context) -> Any:  # noqa: ANN401 - as the group it extends
+    # The context is click's or typer's own copy of it, by the version of typer.
+    def invoke(self, ctx: Any) -> Any:  # noqa: ANN401 - see above
         """Run a command; an error of ours ends it with a message and never with a traceback.
 
         Raises:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 
 def index(
+    *,
     store: options.Store,
     paths: Annotated[
         list[Path] | None,
@@ -63,8 +64,8 @@ def index(
     from pc_rag.cli.opening import Choice, open_corpus
     from pc_rag.cli.pruning import prune as prune_documents
     from pc_rag.cli.store_folder import StoreFolder
-    from pc_rag.corpus import python_reference as reference_documents
     from pc_rag.corpus import document_id, read_paths
+    from pc_rag.corpus import python_reference as reference_documents
 
     reader = read_paths(paths or [])
     reference = reference_documents() if python_reference else iter(())
@@ -124,7 +125,7 @@ def _show(
                 "model": manifest.model,
                 "dtype": manifest.dtype,
                 "estimate": asdict(ingested.estimate),
-                "report": {**asdict(report), "tokens_per_second": report.tokens_per_second},
+                "report": asdict(report) | {"tokens_per_second": report.tokens_per_second},
                 "skipped": [asdict(file) for file in skipped],
                 "removed": removed,
             }

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import pytest
+import torch
 
 from pc_rag.cli import opening
 from tests.support.cli import Ran, run, save_tiny_model, word_embedder
@@ -21,6 +22,15 @@ def tiny_model_folder(tmp_path_factory):
 @pytest.fixture(scope="session")
 def other_model_folder(tmp_path_factory):
     return save_tiny_model(tmp_path_factory.mktemp("models") / "other", seed=1)
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """Threads of a tiny model only wait for each other."""
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(num_threads)
 
 
 @pytest.fixture(autouse=True)

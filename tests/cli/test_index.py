@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections import namedtuple
+from typing import NamedTuple
 
 import pytest
 from rich.progress import Progress
@@ -12,7 +12,13 @@ from pc_rag.cli.store_folder import StoreFolder
 from tests.support.cli import NUM_CHUNKS, run
 from tests.support.pdf import make_pdf
 
-Usage = namedtuple("Usage", ["total", "used", "free"])
+
+class Usage(NamedTuple):
+    """What ``shutil.disk_usage`` returns."""
+
+    total: int
+    used: int
+    free: int
 
 
 def test_every_readable_file_is_indexed_when_a_folder_is_given(workspace):
