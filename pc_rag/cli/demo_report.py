@@ -42,12 +42,12 @@ def show_start(start: DemoStart) -> None:
         )
 
 
-def show_answer(comparison: Comparison) -> None:
+def show_answer(number: int, comparison: Comparison) -> None:
     """One question with its answer and what it cost."""
-    out.print(f"\nQ: {comparison.question}", style="bold", soft_wrap=True)
-    out.print(f"A: {comparison.cached.text.strip()}", soft_wrap=True)
+    out.print(f"\nQ{number}: {comparison.question}", style="bold", soft_wrap=True)
+    out.print(f"A{number}: {comparison.cached.text.strip()}", soft_wrap=True)
     if comparison.uncached.completion.metrics.num_generated_tokens > 1:
-        out.print(f"A (uncached): {comparison.uncached.text.strip()}", soft_wrap=True)
+        out.print(f"A{number} (uncached): {comparison.uncached.text.strip()}", soft_wrap=True)
     out.print(describe_usage(comparison.cached.completion.metrics), style="dim", soft_wrap=True)
 
 
@@ -65,13 +65,13 @@ def show_end(result: DemoResult) -> None:
 
 def _questions_table(result: DemoResult) -> Table:
     table = Table()
-    table.add_column("question", overflow="fold")
+    table.add_column("")
     for column in ("TTFT cached", "uncached", "ratio", "cached/fresh", "hits"):
-        table.add_column(column, justify="right")
-    for each in result.comparisons:
+        table.add_column(column, justify="right", no_wrap=True)
+    for number, each in enumerate(result.comparisons, start=1):
         metrics = each.cached.completion.metrics
         table.add_row(
-            each.question,
+            f"Q{number}",
             seconds_text(metrics.ttft_seconds),
             seconds_text(each.uncached.completion.metrics.ttft_seconds),
             ratio_text(each.ttft_ratio),

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pc_rag.cli.answers import Comparison
-from pc_rag.cli.demo_script import CHUNKS_A_QUESTION, MAX_NEW_TOKENS, QUESTIONS, TOPICS
+from pc_rag.cli.demo_script import CHUNKS_A_QUESTION, MAX_NEW_TOKENS, QUESTIONS, STOP, TOPICS
 from pc_rag.cli.ingesting import ingest
 from pc_rag.cli.opening import open_corpus, warm_up
 from pc_rag.cli.survey import survey
@@ -72,7 +72,7 @@ def run_demo(
     all_topics: bool = False,
     compares: bool = False,
     on_ingested: Callable[[DemoStart], None] | None = None,
-    on_answered: Callable[[Comparison], None] | None = None,
+    on_answered: Callable[[int, Comparison], None] | None = None,
 ) -> DemoResult:
     """Index the Python reference and ask every question by both arms, cached first.
 
@@ -82,7 +82,7 @@ def run_demo(
         all_topics: Index every topic of the reference, not the selection.
         compares: Let the uncached arm finish its answers.
         on_ingested: Called when the documents are in the store.
-        on_answered: Called after each question.
+        on_answered: Called after each question with its number, from 1.
     """
     known = set(python_reference_topics())  # they differ a little between versions of Python
     selection = None if all_topics else [topic for topic in TOPICS if topic in known]
@@ -94,11 +94,11 @@ def run_demo(
         if on_ingested is not None:
             on_ingested(start)
         warm_up(opened.corpus, generates=True)
-        for question in QUESTIONS:
+        for number, question in enumerate(QUESTIONS, start=1):
             comparison = _ask(opened.corpus, question, max_uncached_tokens)
             comparisons.append(comparison)
             if on_answered is not None:
-                on_answered(comparison)
+                on_answered(number, comparison)
     fitting = (
         entries
         for entries in survey(folder.kv).models
@@ -124,8 +124,8 @@ def _start(opened: OpenedCorpus, report: IngestReport) -> DemoStart:
 
 
 def _ask(corpus: Corpus, question: str, max_uncached_tokens: int) -> Comparison:
-    config = GenerationConfig(max_new_tokens=MAX_NEW_TOKENS)
-    uncached_config = GenerationConfig(max_new_tokens=max_uncached_tokens)
+    config = GenerationConfig(max_new_tokens=MAX_NEW_TOKENS, stop=STOP)
+    uncached_config = GenerationConfig(max_new_tokens=max_uncached_tokens, stop=STOP)
     return Comparison(
         question,
         corpus.answer(question, CHUNKS_A_QUESTION, config=config, reuse=True),

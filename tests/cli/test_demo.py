@@ -92,7 +92,7 @@ def test_table_ends_with_medians_when_shown_to_people(demo):
 def test_both_answers_are_shown_when_compared(demo):
     """--compare lets the uncached arm finish."""
     done = demo("--compare")
-    assert done.stdout.count("A (uncached):") == len(QUESTIONS)
+    assert done.stdout.count(" (uncached): ") == len(QUESTIONS)
     assert "stopped after its first token" not in done.stdout
 
 
