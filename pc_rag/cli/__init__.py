@@ -1,1 +1,5 @@
-"""Placeholder docstring; its owner writes it."""
+"""The command line: one file a command, thin; ``app`` is what ``pc-rag`` runs."""
+
+from pc_rag.cli.main import app
+
+__all__ = ["app"]

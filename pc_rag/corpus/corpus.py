@@ -12,6 +12,7 @@ from pc_rag.corpus.catalog.records import ChunkId
 from pc_rag.corpus.chunking import Chunker
 from pc_rag.corpus.documents import Document
 from pc_rag.corpus.embedding import as_embedder, default_embedder
+from pc_rag.corpus.garbage import collect_garbage
 from pc_rag.corpus.ingest import Ingest, PreparedDocument
 from pc_rag.corpus.lookup import ChunkLookup
 from pc_rag.corpus.planning import (
@@ -25,7 +26,7 @@ from pc_rag.corpus.planning import (
 )
 from pc_rag.corpus.prefix_set import PrefixSet
 from pc_rag.corpus.prompt_format import PromptFormat
-from pc_rag.corpus.reports import Answer, AnswerStream, CorpusStats, GcReport
+from pc_rag.corpus.reports import Answer, AnswerStream, CorpusStats
 from pc_rag.errors import ConfigError, IngestError
 from pc_rag.metrics import Phase
 
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
     from pc_rag.corpus.embedding import Embedder, EmbedFunction
     from pc_rag.corpus.ingest import OnProgress
     from pc_rag.corpus.planning import CutPiece, Finder
-    from pc_rag.corpus.reports import IngestEstimate, IngestReport, RetrievedChunk
+    from pc_rag.corpus.reports import GcReport, IngestEstimate, IngestReport, RetrievedChunk
     from pc_rag.engine import Completion, CompletionStream, PromptCache, Request
     from pc_rag.model.chat import ChatMessage
     from pc_rag.model.sampling import GenerationConfig
@@ -165,20 +166,7 @@ class Corpus:
 
     def gc(self) -> GcReport:
         """Delete the chunks that no document owns any more, and their entries."""
-        unowned = self._catalog.unowned()
-        num_bytes = num_entries = 0
-        for chunk_id in unowned.chunk_ids:
-            for key, entry_bytes in self._ingest.entries_of(chunk_id).items():
-                if self.engine.store.remove(key):
-                    num_entries += 1
-                    num_bytes += entry_bytes
-        num_chunks = self._catalog.purge(unowned)
-        return GcReport(
-            num_documents=len(unowned.document_ids),
-            num_chunks=num_chunks,
-            num_entries=num_entries,
-            num_bytes=num_bytes,
-        )
+        return collect_garbage(self._catalog, self.engine.store, entries_of=self._ingest.entries_of)
 
     def stats(self) -> CorpusStats:
         """What the corpus and its store hold."""

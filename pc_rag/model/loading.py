@@ -115,6 +115,23 @@ def load_model(
     return _wrap(model, tokenizer, name=str(name_or_path), folder=folder)
 
 
+def load_tokenizer(name_or_path: str | Path = DEFAULT_MODEL) -> TextTokenizer:
+    """Load a model's tokenizer without its weights.
+
+    Args:
+        name_or_path: As ``load_model``.
+
+    Raises:
+        ModelError: Nothing loadable is found there.
+        MissingDependencyError: A GGUF file without the ``gguf`` extra.
+    """
+    with TRANSFORMERS_LOCK, _quiet_progress():
+        source = _resolve(name_or_path)
+        with _explained(name_or_path):
+            tokenizer = AutoTokenizer.from_pretrained(source)
+    return TextTokenizer(tokenizer)
+
+
 def wrap_model(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, name: str = ""
 ) -> LoadedModel:
