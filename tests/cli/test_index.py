@@ -46,7 +46,7 @@ def test_needs_are_said_when_indexing_starts(workspace):
     done = workspace.index()
     estimate = workspace.index("--json").json["estimate"]
     assert estimate["num_chunks"] == 0
-    assert "3 documents; to encode: 6 chunks, 356 tokens, 273.4 kB in the store" in done.stderr
+    assert "3 documents; to encode: 6 chunks, 489 tokens, 375.6 kB in the store" in done.stderr
     assert "to encode" not in done.stdout
     assert "3 added" in done.stdout
 
