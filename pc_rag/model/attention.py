@@ -17,7 +17,6 @@ repeated.
 from __future__ import annotations
 
 from bisect import bisect_left
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -26,31 +25,16 @@ from torch.nn import functional
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from pc_rag.model.kv_view import KVView, Segment
+    from pc_rag.model.kv_view import KVView
     from pc_rag.model.positions import Rope
 
 _FALLBACK_QUERY_ROWS = 512
 """Queries per block where scores are materialised, so that memory stays bounded."""
 
-_ROTATED_ROWS = 1 << 14
-"""Query rows that are rotated for all segments at once; more are rotated segment by segment."""
+_LARGEST_ROTATION = 1 << 25
+"""Most numbers of queries that are rotated for all pieces at once."""
 
 _flash_on_cpu = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default  # noqa: SLF001 - the public function drops the log-sum-exp
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Look:
-    """How the fresh tokens of a pass look at one segment.
-
-    Attributes:
-        segment: The segment.
-        first_query: The first fresh token that stands behind it.
-        rotation: Index of the rotation its queries need; ``None`` where it was not moved.
-    """
-
-    segment: Segment
-    first_query: int
-    rotation: int | None
 
 
 class AttentionPass:
@@ -65,21 +49,16 @@ class AttentionPass:
     def __init__(self, view: KVView, rope: Rope, position_ids: Sequence[int]) -> None:
         self._tail = view.tail
         self._rope = rope
-        shifts = sorted({segment.shift for segment in view.segments} - {0})
-        turns = rope.rotation([-shift for shift in shifts]) if shifts else None
-        self._turns = turns and tuple(turn[:, None, None, None] for turn in turns)
-        rotations = {shift: index for index, shift in enumerate(shifts)}
-        looks = [
-            _Look(
-                segment,
-                bisect_left(position_ids, segment.span.start),
-                rotations.get(segment.shift),
-            )
-            for segment in view.segments
-            if len(segment.span)  # the kernel divides by the number of keys
+        first_seeing = (
+            (segment, bisect_left(position_ids, segment.span.start)) for segment in view.segments
+        )
+        self._seen = [
+            (segment, first)
+            for segment, first in first_seeing
+            # The kernel divides by the number of keys.
+            if first < len(position_ids) and len(segment.span)
         ]
-        self._looks = [look for look in looks if look.first_query < len(position_ids)]
-        self._merger: _Merger | None = None
+        self._pieces: _Pieces | None = None
 
     def attend(
         self,
@@ -107,76 +86,36 @@ class AttentionPass:
         fresh_rows = slice(start, start + num_tokens)
         self._tail.keys[layer, :, :, fresh_rows] = keys
         self._tail.values[layer, :, :, fresh_rows] = values
-        if not self._looks and not start:
+        is_causal = num_tokens > 1
+        if not self._seen and not start:
             return functional.scaled_dot_product_attention(
                 queries,
                 _repeat_heads(keys, num_heads),
                 _repeat_heads(values, num_heads),
-                is_causal=num_tokens > 1,
+                is_causal=is_causal,
                 scale=scaling,
             )
-        merger = self._merger_for(queries, values)
-        grouped = merger.stack(queries)
-        self._attend_segments(layer, grouped, merger, scaling)
-        piece = len(self._looks)
-        if num_tokens == 1:
-            merger.put(
-                piece, *attend_piece(grouped, *self._rows(layer, start + 1), scaling=scaling)
-            )
-            return merger.merged(queries.dtype)
-        if start:
-            merger.put(piece, *attend_piece(grouped, *self._rows(layer, start), scaling=scaling))
-        out, lse = attend_piece(
-            queries,
-            _repeat_heads(keys, num_heads),
-            _repeat_heads(values, num_heads),
-            scaling=scaling,
-            is_causal=True,
-        )
-        merger.put(merger.num_pieces - 1, merger.stack(out), merger.stack(lse[..., None])[..., 0])
-        return merger.merged(queries.dtype)
-
-    def _merger_for(self, queries: torch.Tensor, values: torch.Tensor) -> _Merger:
-        """The pass's buffers for partial results; every layer fills the same places."""
-        num_tokens = queries.shape[2]
-        if self._merger is None:
-            has_tail_piece = num_tokens == 1 or self._tail.num_rows > 0
-            firsts = [look.first_query for look in self._looks] + [0] * has_tail_piece
-            if num_tokens > 1:
-                firsts.append(0)
-            self._merger = _Merger(queries, values, firsts)
-        return self._merger
-
-    def _attend_segments(
-        self, layer: int, grouped: torch.Tensor, merger: _Merger, scaling: float
-    ) -> None:
-        turns = self._turns
-        rotated: tuple[torch.Tensor, ...] = ()
-        if turns is not None and len(turns[0]) * grouped.shape[2] <= _ROTATED_ROWS:
-            rotated = self._rope.rotate(grouped[None], *turns).unbind(0)
-        for piece, look in enumerate(self._looks):
-            rotation, cut = look.rotation, look.first_query * merger.group_size
-            if rotation is None or turns is None:
-                seeing = grouped[:, :, cut:]
-            elif rotated:
-                seeing = rotated[rotation][:, :, cut:]
-            else:
-                cos, sin = turns
-                seeing = self._rope.rotate(grouped[:, :, cut:], cos[rotation], sin[rotation])
-            out, lse = attend_piece(
-                seeing,
-                look.segment.layer_keys[layer],
-                look.segment.layer_values[layer],
-                scaling=scaling,
-            )
-            merger.put(piece, out, lse)
-
-    def _rows(self, layer: int, num_rows: int) -> tuple[torch.Tensor, torch.Tensor]:
-        return self._tail.keys[layer, :, :, :num_rows], self._tail.values[layer, :, :, :num_rows]
+        if self._pieces is None:  # every layer has the same shapes, so all share the buffers
+            firsts = [first for _, first in self._seen] + [0] * is_causal
+            has_rows = bool(start) or not is_causal
+            self._pieces = _Pieces(queries, values, [*firsts, *([0] * has_rows)])
+            self._pieces.prepare_rotations(self._rope, [segment.shift for segment, _ in self._seen])
+        pieces = self._pieces
+        pieces.take_queries(queries)
+        for number, (segment, _) in enumerate(self._seen):
+            pieces.attend(number, segment.layer_keys[layer], segment.layer_values[layer], scaling)
+        if is_causal:
+            pieces.attend_causal(len(self._seen), queries, keys, values, scaling)
+        num_rows = start if is_causal else start + 1
+        if num_rows:
+            tail_keys = self._tail.keys[layer, :, :, :num_rows]
+            tail_values = self._tail.values[layer, :, :, :num_rows]
+            pieces.attend(pieces.num_pieces - 1, tail_keys, tail_values, scaling)
+        return pieces.merged()
 
 
-class _Merger:
-    """Buffers for the attention over each piece, and their exact merge.
+class _Pieces:
+    """Attends pieces of KV one by one and merges the results exactly.
 
     Query heads that share a KV head are stacked token by token, so that the queries from some token
     on are one slice::
@@ -184,54 +123,135 @@ class _Merger:
         row      0       1       2       3       4       5
         query  t0 h0   t0 h1   t0 h2   t1 h0   t1 h1   t1 h2
 
-    A query that does not see a piece keeps the log-sum-exp of nothing there, which is minus
-    infinity, for as long as the buffers live.
+    Buffers, and the views into them that every layer needs, are made once. A query that does not
+    see a piece keeps the log-sum-exp of nothing there, which is minus infinity.
 
     Args:
         queries: Of any layer, ``[batch_size, num_heads, num_tokens, head_dim]``.
         values: Of any layer, ``[batch_size, num_kv_heads, num_tokens, value_dim]``.
-        first_queries: For each piece, the first query that sees it.
+        first_queries: For each piece, the first query that sees it; 0 for the last.
 
     Attributes:
-        group_size: Query heads of one KV head.
         num_pieces: Pieces to merge.
     """
 
     def __init__(
         self, queries: torch.Tensor, values: torch.Tensor, first_queries: Sequence[int]
     ) -> None:
-        batch_size, num_heads, num_tokens, _ = queries.shape
+        batch_size, num_heads, num_tokens, head_dim = queries.shape
         num_kv_heads = values.shape[1]
-        self.group_size = num_heads // num_kv_heads
+        group_size = num_heads // num_kv_heads
+        rows = num_tokens * group_size
         self.num_pieces = len(first_queries)
-        self._heads = (batch_size, num_kv_heads, self.group_size)
-        rows = num_tokens * self.group_size
-        shape = (self.num_pieces, batch_size, num_kv_heads, rows)
-        self._out = queries.new_zeros((*shape, values.shape[-1]), dtype=torch.float32)
-        self._lse = queries.new_full(shape, float("-inf"), dtype=torch.float32)
-        cuts = [first * self.group_size for first in first_queries]
-        self._out_places = [self._out[n, :, :, cut:] for n, cut in enumerate(cuts)]
-        self._lse_places = [self._lse[n, :, :, cut:] for n, cut in enumerate(cuts)]
+        self._dtype = queries.dtype
+        self._split = (batch_size, num_kv_heads, group_size, num_tokens)
+        self._cuts = [first * group_size for first in first_queries]
+        lead = (batch_size, num_kv_heads, rows)
+        self._queries = queries.new_empty((*lead, head_dim))
+        self._seeing = [self._queries[:, :, cut:] for cut in self._cuts]
+        self._rotations: torch.Tensor | None = None
+        self._rotated = torch.empty(0)
+        self._matrices: dict[int, torch.Tensor] = {}
+        self._lse = queries.new_full((self.num_pieces, *lead), float("-inf"), dtype=torch.float32)
+        self._lse_places = [self._lse[n, :, :, cut:] for n, cut in enumerate(self._cuts)]
+        self._weights = torch.empty_like(self._lse)
+        self._weight_places = [
+            self._weights[n, :, :, cut:, None] for n, cut in enumerate(self._cuts)
+        ]
+        self._total = self._weights.new_empty((*lead, values.shape[-1]))
+        self._total_places = [self._total[:, :, cut:] for cut in self._cuts]
+        self._outs: list[torch.Tensor] = [self._total] * self.num_pieces
 
-    def stack(self, states: torch.Tensor) -> torch.Tensor:
-        """``[batch, num_heads, num_tokens, dim]`` as ``[batch, num_kv_heads, rows, dim]``."""
-        split = states.reshape(*self._heads, *states.shape[2:])
-        return split.transpose(2, 3).reshape(*self._heads[:2], -1, states.shape[-1])
+    def prepare_rotations(self, rope: Rope, shifts: Sequence[int]) -> None:
+        """Let the queries of the first pieces be rotated to where those were encoded.
 
-    def put(self, piece: int, out: torch.Tensor, lse: torch.Tensor) -> None:
-        """Take the attention over one piece by the queries that see it."""
-        self._out_places[piece].copy_(out)
-        self._lse_places[piece].copy_(lse)
+        All rotations are one matrix product, whose result holds them side by side; where that would
+        be too large, each piece has its own.
 
-    def merged(self, dtype: torch.dtype) -> torch.Tensor:
+        Args:
+            rope: The model's rotation.
+            shifts: For each of the first pieces, the position IDs that its keys moved by.
+        """
+        moved = sorted(set(shifts) - {0})
+        if not moved:
+            return
+        *rows, head_dim = self._queries.shape
+        matrices = rope.matrices([-shift for shift in moved], head_dim)
+        if len(moved) * self._queries.numel() > _LARGEST_ROTATION:
+            by_shift = dict(zip(moved, matrices, strict=True))
+            self._matrices = {n: by_shift[shift] for n, shift in enumerate(shifts) if shift}
+            return
+        self._rotations = matrices.transpose(0, 1).reshape(head_dim, -1)
+        self._rotated = self._queries.new_empty((*rows, self._rotations.shape[-1]))
+        for number, shift in enumerate(shifts):
+            if shift:
+                start = moved.index(shift) * head_dim
+                place = self._rotated[..., start : start + head_dim]
+                self._seeing[number] = place[:, :, self._cuts[number] :]
+
+    def take_queries(self, queries: torch.Tensor) -> None:
+        """Stack a layer's queries, and rotate them."""
+        batch_size, num_kv_heads, group_size, num_tokens = self._split
+        split = queries.reshape(*self._split, -1)
+        self._queries.view(batch_size, num_kv_heads, num_tokens, group_size, -1).copy_(
+            split.transpose(2, 3)
+        )
+        if self._rotations is None:
+            return
+        if self._dtype == torch.float32:
+            torch.matmul(self._queries, self._rotations, out=self._rotated)
+        else:
+            self._rotated.copy_(self._queries.to(torch.float32) @ self._rotations)
+
+    def attend(self, number: int, keys: torch.Tensor, values: torch.Tensor, scaling: float) -> None:
+        """Attend one piece, of which every query that sees it sees everything.
+
+        Args:
+            number: Of the piece.
+            keys: ``[1 or batch_size, num_kv_heads, num_keys, head_dim]``.
+            values: As ``keys``.
+            scaling: Factor on the scores.
+        """
+        seeing = self._seeing[number]
+        if number in self._matrices:
+            turned = torch.matmul(seeing.to(torch.float32), self._matrices[number])
+            seeing = turned.to(self._dtype)
+        out, lse = attend_piece(seeing, keys, values, scaling=scaling)
+        self._outs[number] = out
+        self._lse_places[number].copy_(lse)
+
+    def attend_causal(
+        self,
+        number: int,
+        queries: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        scaling: float,
+    ) -> None:
+        """Attend the fresh tokens themselves: each sees those before it, and itself."""
+        num_heads = queries.shape[1]
+        out, lse = attend_piece(
+            queries,
+            _repeat_heads(keys, num_heads),
+            _repeat_heads(values, num_heads),
+            scaling=scaling,
+            is_causal=True,
+        )
+        stacked = out.reshape(*self._split, -1).transpose(2, 3)
+        self._outs[number] = stacked.reshape(*self._lse.shape[1:], -1)
+        self._lse_places[number].copy_(
+            lse.reshape(self._split).transpose(2, 3).reshape(self._lse.shape[1:])
+        )
+
+    def merged(self) -> torch.Tensor:
         """The attention over all pieces, ``[batch_size, num_heads, num_tokens, value_dim]``."""
-        weights = self._lse.softmax(dim=0)
-        total = self._out[0] * weights[0, ..., None]
-        for piece in range(1, self.num_pieces):
-            total.addcmul_(self._out[piece], weights[piece, ..., None])
-        batch_size, num_kv_heads, group_size = self._heads
-        split = total.view(batch_size, num_kv_heads, -1, group_size, total.shape[-1])
-        return split.transpose(2, 3).flatten(1, 2).to(dtype)
+        torch.softmax(self._lse, 0, out=self._weights)
+        torch.mul(self._outs[-1], self._weight_places[-1], out=self._total)
+        for number in range(self.num_pieces - 1):
+            self._total_places[number].addcmul_(self._outs[number], self._weight_places[number])
+        batch_size, num_kv_heads, group_size, num_tokens = self._split
+        split = self._total.view(batch_size, num_kv_heads, num_tokens, group_size, -1)
+        return split.transpose(2, 3).flatten(1, 2).to(self._dtype, copy=True)
 
 
 def attend_piece(

@@ -78,7 +78,7 @@ def test_e2_moved_prefix_entries_equal_the_reference(bench, separators, link, se
 
 def test_e2_holds_when_queries_are_rotated_one_segment_at_a_time(bench, monkeypatch):
     """E2: many long prompts rotate segment by segment, to bound memory; the logits are the same."""
-    monkeypatch.setattr(attention, "_ROTATED_ROWS", 0)
+    monkeypatch.setattr(attention, "_LARGEST_ROTATION", 0)
     plan = packed_plan(bench, link=8)
     expected = assembled_logits(bench.model, plan, bench.modules)
     torch.testing.assert_close(bench.logits(plan), expected, **TOLERANCE)

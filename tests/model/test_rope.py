@@ -82,13 +82,13 @@ def test_shifts_add_up_and_keep_dot_products(first, second):
     torch.testing.assert_close(rope.place(query, -first) @ keys.T, moved, atol=1e-5, rtol=1e-5)
 
 
-def test_several_rotations_at_once_equal_one_by_one():
-    """``rotate`` broadcasts a leading axis of rotations over the states."""
-    rope = Rope(INV_FREQ, RopeStyle.INTERLEAVED)
+@pytest.mark.parametrize("style", list(RopeStyle))
+def test_several_rotations_at_once_equal_one_by_one(style):
+    """Matrices side by side move states to several places in one product."""
+    rope = Rope(INV_FREQ, style)
     states = random(2, 4, 14)
-    cos, sin = rope.rotation([3, -7, 40])
-    assert cos.shape == sin.shape == (3, rope.rotary_dim // 2)
-    out = rope.rotate(states[None], cos[:, None, None], sin[:, None, None])
-    assert out.shape == (3, 2, 4, 14)
-    for row, shift in zip(out, (3, -7, 40), strict=True):
-        torch.testing.assert_close(row, rope.place(states, shift))
+    matrices = rope.matrices([3, -7, 40], 14)
+    assert matrices.shape == (3, 14, 14)
+    out = states @ matrices.transpose(0, 1).reshape(14, -1)
+    for moved, shift in zip(out.split(14, dim=-1), (3, -7, 40), strict=True):
+        torch.testing.assert_close(moved, rope.place(states, shift))

@@ -50,46 +50,36 @@ class Rope:
         """Leading channels of a head that are rotated."""
         return 2 * self.inv_freq.shape[0]
 
-    def rotation(self, shifts: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Cosines and sines that move by the given numbers of position IDs.
+    def matrices(self, shifts: Sequence[int], head_dim: int) -> torch.Tensor:
+        """Rotations as matrices that states are multiplied with from the right.
 
+        One matrix product moves states to many places at once, whichever channels form a pair.
         Angles are formed in float64: a float32 angle of some thousand radians would already be
         wrong in its fourth decimal.
 
         Args:
-            shifts: Signed position IDs to move by, one per rotation.
+            shifts: Signed position IDs to move by, one per matrix.
+            head_dim: Channels of a head; those from ``rotary_dim`` on stay as they are.
 
         Returns:
-            ``cos`` and ``sin``, each ``[num_shifts, rotary_dim / 2]``, float32, on the device of
-            ``inv_freq``.
+            ``[num_shifts, head_dim, head_dim]``, float32, on the device of ``inv_freq``.
         """
-        moved_by = torch.tensor(shifts, dtype=torch.float64, device=self.inv_freq.device)
+        device = self.inv_freq.device
+        moved_by = torch.tensor(shifts, dtype=torch.float64, device=device)
         angles = moved_by[:, None] * self.inv_freq.to(torch.float64)
-        return angles.cos().to(torch.float32), angles.sin().to(torch.float32)
-
-    def rotate(self, states: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-        """Rotate queries or keys; computed in float32, returned in their own dtype.
-
-        Args:
-            states: ``[..., head_dim]``. Not modified.
-            cos: Broadcastable to ``[..., rotary_dim / 2]``.
-            sin: As ``cos``.
-        """
-        rotary = states[..., : self.rotary_dim].to(torch.float32)
-        is_halves = self.style is RopeStyle.HALVES
-        first, second = (
-            rotary.chunk(2, dim=-1) if is_halves else (rotary[..., 0::2], rotary[..., 1::2])
-        )
-        turned_first = (first * cos).addcmul_(second, sin, value=-1)
-        turned_second = (second * cos).addcmul_(first, sin)
-        if is_halves:
-            turned = torch.cat((turned_first, turned_second), dim=-1).to(states.dtype)
+        cos, sin = angles.cos().to(torch.float32), angles.sin().to(torch.float32)
+        half = self.inv_freq.shape[0]
+        channel = torch.arange(half, device=device)
+        if self.style is RopeStyle.HALVES:
+            first, second = channel, channel + half
         else:
-            turned = torch.stack((turned_first, turned_second), dim=-1).flatten(-2).to(states.dtype)
-        if states.shape[-1] == self.rotary_dim:
-            return turned
-        rest = states[..., self.rotary_dim :]
-        return torch.cat((turned, rest.expand(*turned.shape[:-1], -1)), dim=-1)
+            first, second = 2 * channel, 2 * channel + 1
+        matrices = torch.eye(head_dim, device=device).repeat(len(shifts), 1, 1)
+        matrices[:, first, first] = cos
+        matrices[:, second, second] = cos
+        matrices[:, first, second] = sin
+        matrices[:, second, first] = -sin
+        return matrices
 
     def place(self, keys: torch.Tensor, shift: int) -> torch.Tensor:
         """Keys as they would be had they been encoded ``shift`` position IDs later.
@@ -97,8 +87,11 @@ class Rope:
         Args:
             keys: ``[..., num_tokens, head_dim]``. Not modified.
             shift: Signed position IDs.
+
+        Returns:
+            Keys in their own dtype, rotated in float32; ``keys`` itself where nothing moves.
         """
         if not shift:
             return keys
-        cos, sin = self.rotation([shift])
-        return self.rotate(keys, cos, sin)
+        matrix = self.matrices([shift], keys.shape[-1])[0]
+        return torch.matmul(keys.to(torch.float32), matrix).to(keys.dtype)
