@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from pc_rag.layout.plan import Fresh, FreshKind, RequestPlan
-from pc_rag.model import attention
+from pc_rag.model import pieces
 from pc_rag.model.assembly import assemble
 from pc_rag.types import Span
 from tests.support.reference import assembled_logits, full_logits, masked_logits
@@ -78,7 +78,7 @@ def test_e2_moved_prefix_entries_equal_the_reference(bench, separators, link, se
 
 def test_e2_holds_when_queries_are_rotated_one_segment_at_a_time(bench, monkeypatch):
     """E2: many long prompts rotate segment by segment, to bound memory; the logits are the same."""
-    monkeypatch.setattr(attention, "_LARGEST_ROTATION", 0)
+    monkeypatch.setattr(pieces, "_LARGEST_ROTATION", 0)
     plan = packed_plan(bench, link=8)
     expected = assembled_logits(bench.model, plan, bench.modules)
     torch.testing.assert_close(bench.logits(plan), expected, **TOLERANCE)

@@ -8,8 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional
 
-from pc_rag.model.attention import AttentionPass, _attend_piece_by_blocks, attend_piece
+from pc_rag.model.attention import AttentionPass
 from pc_rag.model.kv_view import KVView, Segment, Tail
+from pc_rag.model.pieces import _attend_piece_by_blocks, attend_piece
 from pc_rag.model.positions import Rope, RopeStyle
 from pc_rag.types import Span
 
