@@ -117,7 +117,7 @@ def check(engine: PromptCache, model: Any) -> None:
     """The uncached arm gives transformers' logits, and prefix + one chunk the full prefill's."""
     request = Pieces(engine, PREFIX_TOKENS + CHUNK_TOKENS).plan()
     ids = torch.tensor([request.plan.token_ids])
-    tolerance = 1e-3 if engine.runner.dtype == torch.float32 else 0.25
+    tolerance = 1e-3 if engine.runner.dtype == torch.float32 else 0.5  # logits around 20
     with torch.inference_mode():
         expected = model(input_ids=ids, logits_to_keep=1).logits[0, -1].float()
     for plan in (request.plan, request.plan.without_reuse()):
