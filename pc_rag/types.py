@@ -67,7 +67,8 @@ class HitKind(StrEnum):
     """How served KV relates to a full prefill."""
 
     EXACT = "exact"
-    """Identical to full prefill."""
+    """What full prefill computes: it saw all that stands before it, where it stands. Identical but
+    for the rounding of a storage dtype that is narrower than the compute dtype."""
     COMPOSED = "composed"
     """Placed entries: each saw its own visibility, not the other chunks."""
     PARTIAL = "partial"

@@ -67,7 +67,7 @@ def index(
     from pc_rag.corpus import document_id, read_paths
     from pc_rag.corpus import python_reference as reference_documents
 
-    reader = read_paths(paths or [])
+    reader = read_paths(paths or [], exclude=[store])
     reference = reference_documents() if python_reference else iter(())
     sources_by_id: dict[str, str] = {}
 

@@ -104,9 +104,8 @@ def _layout_table(rows: Sequence[LayoutRow]) -> Table:
     for column in ("span", "reserved", "tokens"):
         table.add_column(column, justify="right", no_wrap=True)
     for row in rows:
-        name = row.path.rpartition(".")[2] if row.kind in {"module", "schema"} else ""
         table.add_row(
-            f"{'  ' * row.depth}{row.kind} {name}".rstrip(),
+            f"{'  ' * row.depth}{row.kind} {row.name}".rstrip(),
             f"[{row.span.start}, {row.span.end})",
             f"{row.num_reserved}",
             f"{row.num_tokens}",

@@ -29,6 +29,7 @@ from pc_rag.corpus.prompt_format import PromptFormat
 from pc_rag.corpus.reports import Answer, AnswerStream, CorpusStats
 from pc_rag.errors import ConfigError, IngestError
 from pc_rag.metrics import Phase
+from pc_rag.model.chat import as_conversation
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -351,7 +352,8 @@ class Corpus:
     def _cut(self, prompt: str | Sequence[ChatMessage], find: Finder) -> list[CutPiece]:
         if isinstance(prompt, str):
             return cut_plain_text(self.engine, prompt, find)
-        return cut_conversation(self.engine, self.engine.chat_format.render(prompt), find)
+        pieces = self.engine.chat_format.render(as_conversation(prompt))
+        return cut_conversation(self.engine, pieces, find)
 
     def _check_slots(self) -> None:
         """The slot length belongs to the corpus: chunks longer than another would not fit."""

@@ -163,10 +163,10 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class AnswerStream:
-    """An answer as it is generated; iterate over it for text.
+    """An answer as it is generated; iterate over it for text, ``close`` it to stop.
 
     Attributes:
-        stream: The text; close it to stop.
+        stream: The text.
         chunks: What was retrieved, best first, as it stands in the prompt.
     """
 
@@ -175,3 +175,12 @@ class AnswerStream:
 
     def __iter__(self) -> Iterator[str]:
         return self.stream
+
+    def close(self) -> None:
+        """Stop; see ``CompletionStream.close``."""
+        self.stream.close()
+
+    @property
+    def completion(self) -> Completion:
+        """The answer, once the stream has ended or was closed; see ``CompletionStream``."""
+        return self.stream.completion

@@ -24,7 +24,7 @@ class _Occurrence:
 
     label: str
     cached: list[Cached] = field(default_factory=list)
-    fresh: list[Fresh] = field(default_factory=list)
+    fresh: list[Fresh | Reused] = field(default_factory=list)
 
     @property
     def is_uncached(self) -> bool:
@@ -33,7 +33,7 @@ class _Occurrence:
 
     @property
     def num_tokens(self) -> int:
-        parts: list[Cached | Fresh] = [*self.cached, *self.fresh]
+        parts: list[Part] = [*self.cached, *self.fresh]
         return sum(len(part.token_ids) for part in parts)
 
 
@@ -45,6 +45,7 @@ def request_metrics(
     watch: Stopwatch,
     finish_reason: FinishReason,
     num_generated_tokens: int,
+    num_decode_steps: int,
     template: str,
     tenant: str,
 ) -> RequestMetrics:
@@ -57,6 +58,7 @@ def request_metrics(
         watch: The request's clock.
         finish_reason: Why it ended.
         num_generated_tokens: Tokens generated.
+        num_decode_steps: Forward passes behind the prompt's.
         template: Label of the schema or corpus.
         tenant: The engine's tenant.
     """
@@ -69,6 +71,7 @@ def request_metrics(
         num_repaired_tokens=num_repaired,
         num_fresh_tokens=plan.num_tokens - plan.num_cached_tokens - num_repaired,
         num_generated_tokens=num_generated_tokens,
+        num_decode_steps=num_decode_steps,
         modules=tuple(
             _module_use(occurrence, served, remarks)
             for occurrence in _occurrences(plan)
@@ -124,7 +127,7 @@ def _occurrences(plan: RequestPlan) -> Iterator[_Occurrence]:
         current = current or _Occurrence(label)
         if isinstance(part, Cached):
             current.cached.append(part)
-        elif isinstance(part, Fresh):
+        else:
             current.fresh.append(part)
     if current is not None:
         yield current
@@ -132,7 +135,7 @@ def _occurrences(plan: RequestPlan) -> Iterator[_Occurrence]:
 
 def _module_label(part: Part) -> str:
     """The module that a part was stored as; empty for the request's own text."""
-    if isinstance(part, Reused) or (isinstance(part, Fresh) and part.kind is FreshKind.TEXT):
+    if not isinstance(part, Cached) and part.kind is FreshKind.TEXT:
         return ""
     return part.label
 
@@ -143,7 +146,7 @@ def _starts_anew(current: _Occurrence, part: Part, *, is_last: bool) -> bool:
     One occurrence is its repaired first tokens, its rows (cached, or computed because reuse is
     off), and perhaps the very last token of the prompt, recomputed for its logits.
     """
-    if isinstance(part, Reused) or part.label != current.label:
+    if part.label != current.label:
         return True
     if isinstance(part, Cached):
         return bool(current.cached) and part.rows.start <= current.cached[-1].rows.start

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import torch
@@ -9,7 +10,8 @@ import torch
 from pc_rag.engine.accounting import request_metrics
 from pc_rag.engine.completion import Completion
 from pc_rag.engine.remember import remember
-from pc_rag.errors import LayoutError
+from pc_rag.errors import LayoutError, StoreError
+from pc_rag.layout.plan import RequestPlan
 from pc_rag.layout.reuse import plan_symbols, with_reused
 from pc_rag.metrics import Phase
 from pc_rag.model.assembly import assemble, fresh_tokens
@@ -79,6 +81,7 @@ class Generation:
         self._view: KVView | None = None
         self._generated: list[int] = []
         self._text: list[str] = []
+        self._num_decode_steps = 0
         self._finish = FinishReason.CANCELLED
         self._is_cancelled = False
 
@@ -165,6 +168,7 @@ class Generation:
                 if is_first and self._will_settle:
                     self._settle(view)
                 logits = self._machinery.runner.decode(view, self._generated[-1], position)
+                self._num_decode_steps += 1
             position += 1
 
     def _take_token(self, logits: torch.Tensor) -> tuple[str, bool]:
@@ -209,20 +213,22 @@ class Generation:
         if self._match is not None:
             self._match.release()
 
+    def _remember(self, view: KVView) -> None:
+        """Hand what was computed to the exact prefix cache; an answer does not depend on it."""
+        tree = self._machinery.prefix_tree
+        if tree is None:
+            return
+        with suppress(StoreError, MemoryError, torch.OutOfMemoryError):
+            remember(tree, self._plan, view, self._generated, namespace=self._machinery.namespace)
+
     def _end(self, *, has_failed: bool) -> None:
         """Give everything back and account for the request, exactly once."""
         machinery = self._machinery
         view, self._view = self._view, None
         served = dict(self._acquired.served) if self._acquired else {}
         try:
-            if view is not None and self._reuse and not has_failed and machinery.prefix_tree:
-                remember(
-                    machinery.prefix_tree,
-                    self._plan,
-                    view,
-                    self._generated,
-                    namespace=machinery.namespace,
-                )
+            if view is not None and self._reuse and not has_failed:
+                self._remember(view)
         finally:
             self._release()
             if view is not None:
@@ -234,12 +240,13 @@ class Generation:
         if self._generated:
             self._watch.mark_first_token()
         metrics = request_metrics(
-            self._plan,
+            self._plan if view is not None else RequestPlan(()),
             served,
             remarks=self._request.remarks,
             watch=self._watch,
             finish_reason=self._finish,
             num_generated_tokens=len(self._generated),
+            num_decode_steps=self._num_decode_steps,
             template=template,
             tenant=tenant,
         )

@@ -14,14 +14,14 @@ from pc_rag.engine.machinery import Machinery
 from pc_rag.engine.request import Request
 from pc_rag.engine.schemas import SchemaRegistry
 from pc_rag.engine.stream import CompletionStream
-from pc_rag.errors import PromptError
+from pc_rag.errors import ConfigError, PromptError
 from pc_rag.kv.disk_tier import DiskTier
 from pc_rag.kv.memory_tier import MemoryTier
 from pc_rag.kv.prefix_tree import PrefixTree
 from pc_rag.kv.tiered_store import TieredStore
 from pc_rag.layout.plan import Fresh, RequestPlan
 from pc_rag.metrics import CacheStats, Phase, Stopwatch
-from pc_rag.model.chat import ChatFormat, ChatMessage
+from pc_rag.model.chat import ChatFormat, ChatMessage, as_conversation
 from pc_rag.model.detect_rope import detect_rope
 from pc_rag.model.loading import LoadedModel, load_model
 from pc_rag.model.runner import Runner
@@ -52,7 +52,7 @@ class PromptCache:
 
     Args:
         loaded: The model.
-        store: Where entries are kept. Closed with the engine.
+        store: Where entries are kept. Lent: closing the engine leaves it open.
         config: Everything else; see ``EngineConfig``.
 
     Attributes:
@@ -71,6 +71,7 @@ class PromptCache:
         self.loaded = loaded
         self.config = config = config or EngineConfig()
         self.store = store
+        self._owns_store = False
         self.runner = Runner(loaded.model, detect_rope(loaded.model))
         self.source = EntrySource(store, self.runner)
         self.chat_format = ChatFormat(loaded.tokenizer)
@@ -117,13 +118,16 @@ class PromptCache:
         config = config or EngineConfig()
         if not isinstance(model, LoadedModel):
             model = load_model(model, dtype=dtype, device=device)
+        is_lent = not (store is None or isinstance(store, (str, Path)))
         if store is None:
             store = MemoryTier(config.memory_bytes)
         elif isinstance(store, (str, Path)):
             store = TieredStore(
                 [MemoryTier(config.memory_bytes), DiskTier(Path(store), config.disk_bytes)]
             )
-        return cls(model, store, config)
+        engine = cls(model, store, config)
+        engine._owns_store = not is_lent
+        return engine
 
     def add_schema(self, schema: Schema | Path | str) -> SchemaLayout:
         """Take in a schema: lay it out and encode every module that is not stored yet.
@@ -210,7 +214,7 @@ class PromptCache:
             tokenizer = self.loaded.tokenizer
             token_ids = tokenizer.bos_ids + tokenizer.encode_text(prompt, is_first=True)
             return _fresh_request(token_ids, "text")
-        pieces = self.chat_format.render(prompt)
+        pieces = self.chat_format.render(as_conversation(prompt))
         token_ids = tuple(token_id for piece in pieces for token_id in piece.token_ids)
         return _fresh_request(token_ids, "chat")
 
@@ -238,8 +242,9 @@ class PromptCache:
         return self.runner.shape.bytes_per_token(getattr(torch, self.storage_dtype))
 
     def close(self) -> None:
-        """Release the store. Idempotent."""
-        self.store.close()
+        """Release the store, if this engine opened it. Idempotent."""
+        if self._owns_store:
+            self.store.close()
 
     def __enter__(self) -> Self:
         return self
@@ -262,5 +267,11 @@ def _fresh_request(token_ids: TokenIds, template: str) -> Request:
 
 def _storage_dtype(config: EngineConfig, compute: torch.dtype) -> StorageDtype:
     if config.storage_dtype == AUTO:
-        return StorageDtype(str(compute).removeprefix("torch."))
+        name = str(compute).removeprefix("torch.")
+        if name not in set(StorageDtype):
+            raise ConfigError(
+                f"entries cannot be stored as {name}; load the model in one of "
+                f"{', '.join(StorageDtype)}, or set storage_dtype to one of them"
+            )
+        return StorageDtype(name)
     return StorageDtype(config.storage_dtype)

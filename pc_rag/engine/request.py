@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from pc_rag.errors import LayoutError
+from pc_rag.layout.plan import Fresh
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -39,7 +40,8 @@ class Request:
         remarks: By label of a cached part: why it is not served better than it is.
 
     Raises:
-        LayoutError: A cached part has no recipe, or a recipe's context has none.
+        LayoutError: A cached part has no recipe, or a recipe's context has none; or the plan does
+            not end in a fresh token, whose logits give the first new one.
     """
 
     plan: RequestPlan
@@ -48,6 +50,12 @@ class Request:
     remarks: Mapping[str, MissReason] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        last = self.plan.parts[-1] if self.plan.parts else None
+        if not isinstance(last, Fresh) or not last.token_ids:
+            raise LayoutError(
+                "the plan does not end in a fresh token, whose logits give the first new one; "
+                "make it so with pc_rag.layout.with_fresh_end(plan)"
+            )
         for part in self.plan.cached:
             recipe = self.recipes.get(part.key)
             if recipe is None or any(key not in self.recipes for key in recipe.context):

@@ -7,7 +7,7 @@ from threading import Lock
 from typing import TYPE_CHECKING
 
 from pc_rag.engine.request import EntryRecipe, Request
-from pc_rag.errors import Problem, PromptError
+from pc_rag.errors import LayoutError, Problem, PromptError
 from pc_rag.kv.key import VisibilityContext
 from pc_rag.layout import ANONYMOUS_LABEL, apply_repair, lay_out, parse_repair, plan_prompt
 from pc_rag.pml import Schema, parse_schema, read_schema
@@ -53,6 +53,11 @@ class SchemaRegistry:
             schema = parse_schema(schema)
         machinery = self._machinery
         layout = lay_out(schema, machinery.text_encoder, visibility=machinery.config.visibility)
+        if layout.span.end > machinery.max_position:
+            raise LayoutError(
+                f"schema {layout.name!r} reserves {layout.span.end} position IDs, the model has "
+                f"{machinery.max_position}; shorten its modules, or make alternatives a union"
+            )
         known = _Known(layout, self._recipes(layout))
         missing = machinery.source.missing(known.recipes.values())
         for encoded in machinery.source.encode(missing, known.recipes):

@@ -30,6 +30,7 @@ class LayoutRow:
     """One node of a layout.
 
     Attributes:
+        name: Of the schema or module; empty for text and unions.
         path: Dotted path of its module (the module itself, or the one that holds the text or
             union); the schema's name on the first row; empty for what lies in no module.
         kind: What it is.
@@ -39,6 +40,7 @@ class LayoutRow:
         num_tokens: Tokens stored for it and all below, alternatives included.
     """
 
+    name: str
     path: str
     kind: RowKind
     depth: int
@@ -50,6 +52,7 @@ class LayoutRow:
 def layout_rows(layout: SchemaLayout) -> tuple[LayoutRow, ...]:
     """The nodes of a layout in document order, each before what it holds."""
     root = LayoutRow(
+        name=layout.name,
         path=layout.name,
         kind=RowKind.SCHEMA,
         depth=0,
@@ -66,6 +69,7 @@ def _rows_of(items: tuple[Item, ...], *, path: str, depth: int) -> Iterator[Layo
             yield from _module_rows(item, depth=depth, num_reserved=len(item.span))
             continue
         yield LayoutRow(
+            name="",
             path=path,
             kind=RowKind.TEXT if isinstance(item, RunItem) else RowKind.UNION,
             depth=depth,
@@ -80,6 +84,7 @@ def _rows_of(items: tuple[Item, ...], *, path: str, depth: int) -> Iterator[Layo
 
 def _module_rows(module: ModuleLayout, *, depth: int, num_reserved: int) -> Iterator[LayoutRow]:
     yield LayoutRow(
+        name=module.name,
         path=module.path,
         kind=RowKind.MODULE,
         depth=depth,

@@ -72,10 +72,14 @@ class Reused:
     Attributes:
         token_ids: The tokens; as many as ``span`` holds.
         span: Position IDs they take, equal to those they were computed at.
+        kind: Why they would be computed otherwise.
+        label: Name of the module or chunk they belong to; empty for the request's own text.
     """
 
     token_ids: TokenIds
     span: Span
+    kind: FreshKind = FreshKind.TEXT
+    label: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,8 +169,24 @@ class RequestPlan:
         return sum(len(p.token_ids) for p in self.fresh if p.kind is FreshKind.REPAIR)
 
     def without_reuse(self) -> RequestPlan:
-        """The uncached arm: the same token ids at the same position IDs, all of them fresh."""
-        return RequestPlan(tuple(_as_fresh(part) for part in self.parts))
+        """The uncached arm: the same token ids at the same position IDs, all of them fresh.
+
+        What repair cut off a module is one part with it again: here nothing is repaired.
+        """
+        merged: list[Fresh] = []
+        before: Part | None = None
+        for part in self.parts:
+            fresh = _as_fresh(part)
+            if before is not None and _goes_on(before, part, is_last=part is self.parts[-1]):
+                first = merged.pop()
+                fresh = replace(
+                    first,
+                    token_ids=first.token_ids + fresh.token_ids,
+                    span=Span(first.span.start, fresh.span.end),
+                )
+            merged.append(fresh)
+            before = part
+        return RequestPlan(tuple(merged))
 
     def map_cached(self, change: Callable[[Cached], tuple[Part, ...]]) -> RequestPlan:
         """A plan in which ``change`` decides what becomes of every cached part."""
@@ -182,10 +202,21 @@ class RequestPlan:
 
 
 def _as_fresh(part: Part) -> Fresh:
-    if isinstance(part, Fresh):
-        return part
-    label = part.label if isinstance(part, Cached) else ""
-    return Fresh(token_ids=part.token_ids, span=part.span, kind=FreshKind.UNCACHED, label=label)
+    is_own_text = not isinstance(part, Cached) and part.kind is FreshKind.TEXT
+    kind = FreshKind.TEXT if is_own_text else FreshKind.UNCACHED
+    return Fresh(token_ids=part.token_ids, span=part.span, kind=kind, label=part.label)
+
+
+def _goes_on(before: Part, part: Part, *, is_last: bool) -> bool:
+    """Whether a part is the rest of the module that the part before it began.
+
+    Repair cuts off a module's first tokens, and the end of the plan its very last one.
+    """
+    if not part.label or part.label != before.label or part.span.start != before.span.end:
+        return False
+    if isinstance(part, Cached):
+        return not isinstance(before, Cached) and part.rows.start > 0
+    return isinstance(before, Cached) and is_last
 
 
 def split_cached(part: Cached, num_leading: int) -> tuple[Cached | None, Cached | None]:

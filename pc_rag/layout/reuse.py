@@ -59,7 +59,12 @@ def with_reused(plan: RequestPlan, num_symbols: int) -> RequestPlan:
 
 def _split(part: Fresh, num_reused: int) -> Iterator[Part]:
     cut = part.span.start + num_reused
-    yield Reused(token_ids=part.token_ids[:num_reused], span=Span(part.span.start, cut))
+    yield Reused(
+        token_ids=part.token_ids[:num_reused],
+        span=Span(part.span.start, cut),
+        kind=part.kind,
+        label=part.label,
+    )
     if num_reused < len(part.token_ids):
         yield Fresh(
             token_ids=part.token_ids[num_reused:],

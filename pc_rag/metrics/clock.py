@@ -49,6 +49,7 @@ class Timings(TypedDict):
     prefill_seconds: float
     first_token_seconds: float
     decode_seconds: float
+    held_back_seconds: float
 
 
 class Stopwatch:
@@ -81,6 +82,7 @@ class Stopwatch:
         self._load_seconds: dict[Tier, float] = {}
         self._open: list[Phase] = []
         self._ttft_seconds: float | None = None
+        self._held_back_seconds = 0.0
         self._started = self._lap_started = self._now()
 
     def _now(self) -> float:
@@ -137,6 +139,7 @@ class Stopwatch:
         """The first token is in the caller's hands. Later calls change nothing."""
         if self._ttft_seconds is None:
             self._ttft_seconds = self._now() - self._started
+            self._held_back_seconds = self._seconds[Phase.DECODE]
 
     def seconds(self, phase: Phase) -> float:
         """Time charged to ``phase`` so far, the running lap not included."""
@@ -155,4 +158,5 @@ class Stopwatch:
             prefill_seconds=self._seconds[Phase.PREFILL],
             first_token_seconds=self._seconds[Phase.FIRST_TOKEN],
             decode_seconds=self._seconds[Phase.DECODE],
+            held_back_seconds=self._held_back_seconds,
         )

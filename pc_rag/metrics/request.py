@@ -95,6 +95,10 @@ class RequestMetrics:
         first_token_seconds: Sampling the first token and turning it into text.
         decode_seconds: Computing the tokens behind the first; the time that a consumer keeps a
             stream waiting is not in it.
+        held_back_seconds: The part of ``decode_seconds`` that lies before the first text: a first
+            token that was half a character, or might have begun a stop string.
+        num_decode_steps: Forward passes in ``decode_seconds``, the one that gave the
+            end-of-sequence token included; by default one fewer than tokens generated.
         modules: What became of every module, in prompt order.
         template: Label of the schema or corpus the prompt was made from.
         tenant: The engine's tenant.
@@ -121,6 +125,8 @@ class RequestMetrics:
     prefill_seconds: float = 0.0
     first_token_seconds: float = 0.0
     decode_seconds: float = 0.0
+    held_back_seconds: float = 0.0
+    num_decode_steps: int | None = None
     modules: tuple[ModuleUse, ...] = ()
     template: str = ""
     tenant: str = ""
@@ -178,9 +184,11 @@ class RequestMetrics:
 
     @property
     def tpot_seconds(self) -> float | None:
-        """Mean time per token behind the first; ``None`` when there is none."""
-        num_decoded = self.num_generated_tokens - 1
-        return self.decode_seconds / num_decoded if num_decoded > 0 else None
+        """Mean time of a forward pass behind the prompt's; ``None`` when there was none."""
+        num_steps = self.num_decode_steps
+        if num_steps is None:
+            num_steps = self.num_generated_tokens - 1
+        return self.decode_seconds / num_steps if num_steps > 0 else None
 
     @property
     def assembly_seconds(self) -> float:
@@ -189,7 +197,7 @@ class RequestMetrics:
         What no phase measured is in it. Without a first token: the phases alone.
         """
         computing = self.encode_seconds + self.prefill_seconds + self.first_token_seconds
-        computing += self.retrieve_seconds
+        computing += self.retrieve_seconds + self.held_back_seconds
         if self.ttft_seconds is None:
             return sum(self._parts().values()) - computing
         return max(self.ttft_seconds - computing, 0.0)
@@ -199,7 +207,8 @@ class RequestMetrics:
         """The part of TTFT that no phase measured; 0 without a first token."""
         if self.ttft_seconds is None:
             return 0.0
-        return max(self.ttft_seconds - sum(self._parts().values()), 0.0)
+        measured = sum(self._parts().values()) + self.held_back_seconds
+        return max(self.ttft_seconds - measured, 0.0)
 
     @property
     def num_cache_creation_tokens(self) -> int:

@@ -39,6 +39,9 @@ class AttentionPass:
         view: What is attended. Each layer writes its fresh keys and values into ``view.tail``.
         rope: The model's rotation.
         position_ids: Of the fresh tokens, rising.
+
+    Attributes:
+        num_layers_served: Layers that attended through this pass so far.
     """
 
     def __init__(self, view: KVView, rope: Rope, position_ids: Sequence[int]) -> None:
@@ -54,6 +57,7 @@ class AttentionPass:
             if first < len(position_ids) and len(segment.span)
         ]
         self._pieces: Pieces | None = None
+        self.num_layers_served = 0
 
     def attend(
         self,
@@ -76,6 +80,7 @@ class AttentionPass:
         Returns:
             ``[batch_size, num_heads, num_tokens, value_dim]`` in the dtype of ``queries``.
         """
+        self.num_layers_served += 1
         num_heads, num_tokens = queries.shape[1], queries.shape[2]
         start = self._tail.num_rows
         fresh_rows = slice(start, start + num_tokens)

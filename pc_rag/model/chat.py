@@ -18,6 +18,7 @@ A model without a template gets a plain format::
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
 from itertools import product
@@ -29,8 +30,6 @@ from pc_rag.errors import PromptError
 from pc_rag.types import Role
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from pc_rag.model.tokenizer import TextTokenizer
     from pc_rag.types import TokenIds
 
@@ -48,12 +47,52 @@ class ChatMessage:
     """One message of a conversation.
 
     Attributes:
-        role: Who speaks.
+        role: Who speaks; its name will do.
         content: What is said: plain text, whatever it looks like.
+
+    Raises:
+        PromptError: The role is unknown, or the content is not text.
     """
 
     role: Role
     content: str
+
+    def __post_init__(self) -> None:
+        try:
+            object.__setattr__(self, "role", Role(self.role))
+        except ValueError as error:
+            raise PromptError(
+                f"role {self.role!r} is unknown; use one of {', '.join(Role)}"
+            ) from error
+        if not isinstance(self.content, str):
+            raise PromptError(
+                f"the content of a {self.role} message is a {type(self.content).__name__}; "
+                "give it as text"
+            )
+
+
+def as_conversation(prompt: object) -> tuple[ChatMessage, ...]:
+    """Messages as they are, or made of mappings with ``role`` and ``content``.
+
+    Raises:
+        PromptError: It is no sequence of messages.
+    """
+    if not isinstance(prompt, Sequence) or isinstance(prompt, (str, bytes)):
+        raise PromptError(
+            f"a prompt is text, a list of messages or a parsed PML prompt; got a "
+            f"{type(prompt).__name__}"
+        )
+    return tuple(_as_message(message) for message in prompt)
+
+
+def _as_message(message: object) -> ChatMessage:
+    if isinstance(message, ChatMessage):
+        return message
+    if isinstance(message, Mapping) and {"role", "content"} <= message.keys():
+        return ChatMessage(message["role"], message["content"])
+    raise PromptError(
+        f"a message is a ChatMessage, or a mapping with role and content; got {message!r}"
+    )
 
 
 class PieceKind(StrEnum):

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pc_rag.errors import UnsupportedModelError
+from pc_rag.errors import ModelError, UnsupportedModelError
 from pc_rag.model.kv_view import KVView
 from pc_rag.model.positions.rope import Rope, RopeStyle
 from pc_rag.model.runner import Runner
@@ -37,8 +37,11 @@ def detect_rope(model: Any) -> Rope:  # noqa: ANN401 - transformers is untyped h
     num_positions = model.config.max_position_embeddings - _PROBE_LENGTH
     shifts = sorted({min(shift, num_positions) for shift in _PROBE_SHIFTS})
     vocab_size = model.config.vocab_size
-    keys, values = _encode(runner, vocab_size, start=0)
-    moved = {shift: _encode(runner, vocab_size, start=shift) for shift in shifts}
+    try:
+        keys, values = _encode(runner, vocab_size, start=0)
+        moved = {shift: _encode(runner, vocab_size, start=shift) for shift in shifts}
+    except ModelError as error:
+        raise UnsupportedModelError(str(error), architecture, "attention") from error
     tolerance = _TOLERANCE.get(model.dtype, _TOLERANCE[torch.bfloat16])
 
     def worst(rope: Rope) -> tuple[float, int]:

@@ -9,7 +9,9 @@ own buffer, and no mask is built, because transformers builds none for attention
 from __future__ import annotations
 
 from contextlib import contextmanager
+from threading import Lock
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 from transformers import AttentionInterface
 
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
     from pc_rag.model.attention import AttentionPass
 
 _NAME = "pc_rag"
+_LOCKS: WeakKeyDictionary[Any, Lock] = WeakKeyDictionary()
+_LOCKS_GUARD = Lock()
 CARRIER = "pc_rag_pass"
 """Keyword under which a forward pass carries its ``AttentionPass`` down to the layers."""
 
@@ -40,8 +44,9 @@ def _attention(
     running: AttentionPass | None = kwargs.get(CARRIER)
     if running is None:
         raise ModelError(
-            f"{type(module).__name__} was called while pc-rag runs the same model on another "
-            "thread; give pc-rag a model of its own, or serialise the calls"
+            f"{type(module).__name__} was called without pc-rag's pass: by its owner, on another "
+            "thread, while pc-rag was running it, or because its layers do not hand keyword "
+            "arguments on. Give pc-rag a model of its own, or serialise the calls"
         )
     if attention_mask is not None or kwargs.get("softcap") is not None or "s_aux" in kwargs:
         raise ModelError(
@@ -62,12 +67,20 @@ def _attention(
 def own_attention(model: Any) -> Iterator[None]:  # noqa: ANN401 - transformers is untyped here
     """Run the model with our attention; what the model had before is put back on leaving.
 
-    Not thread-safe: hold the model's lock around it.
+    All engines of one model take turns here, whichever runner they have. Not to be held over a
+    ``yield``.
     """
-    AttentionInterface.register(_NAME, _attention)
-    before = model.config._attn_implementation  # noqa: SLF001 - transformers has no public getter
-    model.config._attn_implementation = _NAME  # noqa: SLF001
-    try:
-        yield
-    finally:
-        model.config._attn_implementation = before  # noqa: SLF001
+    with _lock_of(model):
+        AttentionInterface.register(_NAME, _attention)
+        before = model.config._attn_implementation  # noqa: SLF001 - there is no public getter
+        model.config._attn_implementation = _NAME  # noqa: SLF001
+        try:
+            yield
+        finally:
+            model.config._attn_implementation = before  # noqa: SLF001
+
+
+def _lock_of(model: Any) -> Lock:  # noqa: ANN401 - transformers is untyped here
+    """The one lock of a model, for as long as the model lives."""
+    with _LOCKS_GUARD:
+        return _LOCKS.setdefault(model, Lock())

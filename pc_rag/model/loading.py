@@ -110,7 +110,13 @@ def load_model(
             source, config=config, dtype=chosen_dtype, output_loading_info=True, **options
         )
     _check_complete(report, name_or_path)
-    model.to(chosen_device)
+    try:
+        model.to(chosen_device)
+    except (RuntimeError, AssertionError) as error:  # AssertionError: torch built without it
+        raise ModelError(
+            f"{name_or_path}: cannot be moved to device {str(chosen_device)!r}: {error}. Use "
+            "device='cpu', or install a torch that supports the device"
+        ) from error
     folder = _folder_of(source, revision=options["revision"])
     return _wrap(model, tokenizer, name=str(name_or_path), folder=folder)
 

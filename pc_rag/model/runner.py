@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import threading
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pc_rag.errors import GenerationError
+from pc_rag.errors import GenerationError, ModelError
 from pc_rag.model.attention import AttentionPass
 from pc_rag.model.buffer_pool import BufferPool, KVShape
 from pc_rag.model.hf_attention import CARRIER, own_attention
@@ -40,7 +39,6 @@ class Runner:
     ) -> None:
         self._model = model
         self.rope = rope
-        self._lock = threading.Lock()
         self.shape = kv_shape_of(model.config)
         self.dtype: torch.dtype = model.dtype
         self.device: torch.device = model.device
@@ -108,12 +106,24 @@ class Runner:
             "use_cache": False,
             CARRIER: running,
         }
-        with self._lock, torch.inference_mode(), own_attention(self._model):
+        if self._model.training:
+            raise ModelError(
+                f"{type(self._model).__name__} is in training mode: its dropout would be stored; "
+                "call model.eval()"
+            )
+        with torch.inference_mode(), own_attention(self._model):
             if with_logits:
-                logits: torch.Tensor = self._model(**arguments, logits_to_keep=1).logits[:, -1]
+                output = self._model(**arguments, logits_to_keep=1, return_dict=True)
+                logits: torch.Tensor = output.logits[:, -1]
             else:
                 self._model.base_model(**arguments)
                 logits = torch.empty(0)
+        if running.num_layers_served != self.shape.num_layers:
+            raise ModelError(
+                f"{type(self._model).__name__}: {running.num_layers_served} of "
+                f"{self.shape.num_layers} layers attended through pc-rag; the KV of the others is "
+                "missing. Its layers do not share one configuration: use another model"
+            )
         view.tail.num_rows += num_tokens
         return logits
 

@@ -17,6 +17,7 @@ from tests.support.engines import (
     chunk_request,
     ingest,
     misses,
+    scripted,
     tiny_engine,
 )
 
@@ -42,13 +43,45 @@ def test_every_token_is_counted_once(repair, reuse, labels):
     total = len(PREFIX) + sum(sizes) + text
     metrics = engine.generate(request, SHORT, reuse=reuse).metrics
     assert metrics.prompt_tokens == total == sum(parts_of(metrics))
-    assert metrics.num_repaired_tokens == repaired
+    assert metrics.num_repaired_tokens == (repaired if reuse else 0)
     if reuse:
         assert metrics.num_fresh_tokens == text
     else:
         assert metrics.num_cached_tokens == metrics.num_reused_tokens == 0
     assert [use.label for use in metrics.modules] == [PREFIX_LABEL, *labels]
     assert [use.num_tokens for use in metrics.modules] == [len(PREFIX), *sizes]
+
+
+def test_modules_stay_in_the_metrics_when_the_prefix_cache_holds_their_repaired_tokens():
+    """The second of two like requests reuses them, and tells of the same modules and tokens."""
+    engine = tiny_engine()
+    first, second = (
+        engine.generate(chunk_request(engine, "abc", repair="link:400"), SHORT).metrics
+        for _ in range(2)
+    )
+    assert second.num_reused_tokens > 0
+    assert [(use.label, use.num_tokens) for use in second.modules] == [
+        (use.label, use.num_tokens) for use in first.modules
+    ]
+
+
+def test_tokens_are_timed_by_forward_passes_when_the_end_of_sequence_is_one():
+    """The pass that gave the end-of-sequence token took time too."""
+    engine = tiny_engine()
+    with scripted(engine, "ab"):
+        metrics = engine.generate("x", GenerationConfig(max_new_tokens=9)).metrics
+    assert metrics.num_generated_tokens == metrics.num_decode_steps == 2
+    assert metrics.tpot_seconds == metrics.decode_seconds / 2
+
+
+def test_held_back_text_is_not_charged_to_assembly():
+    """A first token that might begin a stop string waits for others to be decoded."""
+    engine = tiny_engine()
+    config = GenerationConfig(max_new_tokens=9, stop=("stop",))
+    with scripted(engine, "stoa"):
+        metrics = engine.generate("x", config).metrics
+    assert 0 < metrics.held_back_seconds <= metrics.decode_seconds
+    assert metrics.assembly_seconds < metrics.ttft_seconds - metrics.held_back_seconds
 
 
 def test_hit_kinds_tell_exact_from_composed():

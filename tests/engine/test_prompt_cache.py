@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
+import torch
 
 from pc_rag.config import EngineConfig
-from pc_rag.engine import PromptCache
-from pc_rag.errors import LayoutError, PromptError, StoreError
+from pc_rag.engine import PromptCache, Request
+from pc_rag.errors import ConfigError, LayoutError, ModelError, PromptError, StoreError
 from pc_rag.kv.memory_tier import MemoryTier
+from pc_rag.layout import RequestPlan
 from pc_rag.model.chat import ChatMessage
+from pc_rag.model.hf_attention import _lock_of
 from pc_rag.model.sampling import GenerationConfig
 from pc_rag.pml import parse_prompt
 from pc_rag.types import Role, StorageDtype, Tier
@@ -81,15 +85,72 @@ def test_folder_makes_a_memory_and_a_disk_tier(tmp_path):
     assert (only.tier, only.capacity_bytes) == (Tier.HOST, 1 << 20)
 
 
-def test_engine_closes_its_store():
+def test_engine_closes_the_store_that_it_opened(tmp_path):
     """Closing twice is harmless; a request behind it is refused."""
-    engine = tiny_engine(store=MemoryTier(1 << 20))
+    engine = tiny_engine(store=tmp_path)
     request = chunk_request(engine, "a")
     engine.close()
     engine.close()
     with pytest.raises(StoreError, match="closed"):
         engine.generate(request, SHORT)
     assert engine.stats.snapshot().total.num_requests == 1
+
+
+def test_lent_store_stays_open_when_an_engine_is_closed():
+    """Engines of several tenants may share a store; closing one leaves the others alone."""
+    store = MemoryTier(1 << 20)
+    tiny_engine(store=store, config=EngineConfig(tenant="a")).close()
+    engine = tiny_engine(store=store, config=EngineConfig(tenant="b"))
+    assert engine.generate(chunk_request(engine, "a"), SHORT).token_ids
+
+
+def test_engine_is_refused_when_its_dtype_cannot_be_stored():
+    """Entries of float64 have no storage dtype; the message names those there are."""
+    with pytest.raises(ConfigError, match="stored as float64"):
+        tiny_engine(dtype=torch.float64)
+
+
+def test_engines_of_one_model_take_turns_when_they_run_at_once():
+    """Two tenants over one model: the attention of one is not swapped under the other."""
+    one = tiny_engine(config=EngineConfig(tenant="a", prefix_cache_bytes=0))
+    two = PromptCache.from_pretrained(
+        one.loaded, config=EngineConfig(tenant="b", prefix_cache_bytes=0)
+    )
+    before = one.loaded.model.config._attn_implementation
+    expected = one.generate(chunk_request(one, "abc"), SHORT).token_ids
+    with ThreadPoolExecutor(4) as pool:
+        runs = [
+            pool.submit(lambda each: each.generate(chunk_request(each, "abc"), SHORT), each)
+            for each in (one, two) * 6
+        ]
+        assert {run.result().token_ids for run in runs} == {expected}
+    assert one.loaded.model.config._attn_implementation == before
+    assert _lock_of(one.loaded.model) is _lock_of(two.loaded.model)
+
+
+def test_request_is_refused_when_its_plan_ends_in_stored_tokens():
+    """The last token's logits give the first new one, so it has to be computed."""
+    engine = tiny_engine()
+    request = chunk_request(engine, "a")
+    with pytest.raises(LayoutError, match="with_fresh_end"):
+        Request(plan=RequestPlan(request.plan.parts[:1]), recipes=request.recipes)
+
+
+def test_model_is_refused_when_it_is_in_training_mode():
+    """Dropout would be stored under the fingerprint of the model without it."""
+    engine = tiny_engine()
+    engine.loaded.model.train()
+    with pytest.raises(ModelError, match="training mode"):
+        engine.generate("x", SHORT)
+    engine.loaded.model.eval()
+    assert engine.generate("x", SHORT).token_ids
+
+
+def test_schema_is_refused_when_it_reserves_more_than_the_context():
+    """Before anything is encoded, with both numbers."""
+    engine = tiny_engine(config=EngineConfig(context_limit=32))
+    with pytest.raises(LayoutError, match="reserves 40 position IDs, the model has 32"):
+        engine.add_schema(f'<schema name="s"><module name="m">{"x" * 40}</module></schema>')
 
 
 def test_storage_dtype_follows_the_compute_dtype_when_auto():

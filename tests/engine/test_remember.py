@@ -196,3 +196,18 @@ def test_prefix_text_that_is_stored_and_prefix_text_that_is_not_do_not_mix():
     composed = engine.generate(request, SHORT)
     assert composed.metrics.num_reused_tokens == 0
     assert composed.token_ids == plain.token_ids
+
+
+def test_answer_is_given_and_counted_when_it_cannot_be_remembered(monkeypatch):
+    """The exact prefix cache only saves time: a failure there costs no answer."""
+    engine = tiny_engine()
+    request = chunk_request(engine, "a")
+    expected = engine.generate(request, GenerationConfig(max_new_tokens=3)).token_ids
+
+    def fail(*_, **__):
+        raise MemoryError
+
+    monkeypatch.setattr(engine.prefix_tree, "insert", fail)
+    completion = engine.generate(request, GenerationConfig(max_new_tokens=3))
+    assert completion.token_ids == expected
+    assert engine.stats.snapshot().total.num_requests == 2

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pc_rag.errors import ModelError, PromptError
-from pc_rag.model.chat import ChatFormat, ChatMessage, PieceKind
+from pc_rag.model.chat import ChatFormat, ChatMessage, PieceKind, as_conversation
 from pc_rag.model.template_encoder import TemplateEncoder
 from pc_rag.model.tokenizer import TextTokenizer
 from pc_rag.types import Role
@@ -245,3 +245,29 @@ def test_system_turn_is_refused_when_the_template_has_none(template, reason):
     encoder = TemplateEncoder(text_tokenizer(template))
     with pytest.raises(ModelError, match=reason):
         encoder.role_close(SYSTEM)
+
+
+def test_messages_may_be_mappings_when_they_come_from_elsewhere():
+    """Role names will do, and the mappings that other libraries use."""
+    assert ChatMessage("user", "hi") == ChatMessage(Role.USER, "hi")
+    given = [{"role": "system", "content": "Be kind."}, ChatMessage(Role.USER, "hi")]
+    assert as_conversation(given) == (
+        ChatMessage(Role.SYSTEM, "Be kind."),
+        ChatMessage(Role.USER, "hi"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("prompt", "named"),
+    [
+        (None, "got a NoneType"),
+        ("text", "got a str"),
+        ([{"content": "hi"}], "a mapping with role and content"),
+        ([{"role": "tool", "content": "hi"}], "role 'tool' is unknown; use one of system"),
+        ([{"role": "user", "content": None}], "is a NoneType"),
+    ],
+)
+def test_prompt_is_refused_when_it_is_no_conversation(prompt, named):
+    """One located error of our own, not an AttributeError from deep inside."""
+    with pytest.raises(PromptError, match=named):
+        as_conversation(prompt)

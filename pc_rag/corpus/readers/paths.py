@@ -87,7 +87,12 @@ class PathReader:
                 )
 
 
-def read_paths(paths: Iterable[str | Path], *, recursive: bool = True) -> PathReader:
+def read_paths(
+    paths: Iterable[str | Path],
+    *,
+    recursive: bool = True,
+    exclude: Iterable[str | Path] = (),
+) -> PathReader:
     """Read files, folders and globs in the order given, each file once.
 
     Of a folder: its files in sorted order; hidden files and folders are left out, and so are links
@@ -99,6 +104,7 @@ def read_paths(paths: Iterable[str | Path], *, recursive: bool = True) -> PathRe
     Args:
         paths: Files, folders, or globs (``**`` for any depth).
         recursive: Whether to go down into the folders of a folder.
+        exclude: Files and folders to leave out, such as the store itself.
 
     Returns:
         An iterable of documents that reads as it goes and collects in ``skipped`` what it left out:
@@ -110,7 +116,9 @@ def read_paths(paths: Iterable[str | Path], *, recursive: bool = True) -> PathRe
     """
     skipped: list[SkippedFile] = []
     roots = [root for path in paths for root in _expand(os.fspath(path))]
-    return PathReader(_Files(roots, recursive=recursive, skipped=skipped), skipped)
+    left_out = frozenset(Path(path).resolve() for path in exclude)
+    files = _Files(roots, recursive=recursive, exclude=left_out, skipped=skipped)
+    return PathReader(files, skipped)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,8 +158,16 @@ def _absolute(path: str) -> Path:
 class _Files:
     """The files under some roots, each once, in order."""
 
-    def __init__(self, roots: list[_Root], *, recursive: bool, skipped: list[SkippedFile]) -> None:
+    def __init__(
+        self,
+        roots: list[_Root],
+        *,
+        recursive: bool,
+        exclude: frozenset[Path],
+        skipped: list[SkippedFile],
+    ) -> None:
         self._roots = roots
+        self._exclude = exclude
         self._recursive = recursive
         self._skipped = skipped
 
@@ -164,7 +180,14 @@ class _Files:
                     yield path
 
     def _walk(self, path: Path, boundary: Path | None) -> Iterator[Path]:
-        if boundary is not None and not path.resolve().is_relative_to(boundary):
+        try:
+            resolved = path.resolve()
+        except RuntimeError:  # what Python up to 3.12 raises for it
+            self._skipped.append(SkippedFile(str(path), "a loop of links"))
+            return
+        if resolved in self._exclude:
+            return
+        if boundary is not None and not resolved.is_relative_to(boundary):
             self._skipped.append(SkippedFile(str(path), "a link that leads out of the folder"))
         elif not path.is_dir():
             yield path

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import pytest
 
@@ -173,3 +174,22 @@ def test_pdf_is_skipped_when_it_cannot_be_opened(folder, data, reason):
     reader = read_paths([path, folder / "a.txt"])
     assert names(reader, folder) == ["a.txt"]
     assert reason in reasons(reader, folder)["bad.pdf"]
+
+
+def test_links_that_loop_are_skipped_when_a_folder_is_read(tmp_path):
+    """A loop of links is told and passed over; the other files are read."""
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "a.txt").write_text("text", encoding="utf-8")
+    reader = read_paths([tmp_path])
+    assert [Path(document.source).name for document in reader] == ["a.txt"]
+    assert [Path(skipped.path).name for skipped in reader.skipped] == ["loop"]
+
+
+def test_excluded_folder_is_left_out_when_it_lies_in_the_one_read(tmp_path):
+    """A store inside the folder that is indexed is no document, and no news."""
+    (tmp_path / "store").mkdir()
+    (tmp_path / "store" / "note.txt").write_text("damaged", encoding="utf-8")
+    (tmp_path / "a.txt").write_text("text", encoding="utf-8")
+    reader = read_paths([tmp_path], exclude=[tmp_path / "store"])
+    assert [Path(document.source).name for document in reader] == ["a.txt"]
+    assert reader.skipped == []
