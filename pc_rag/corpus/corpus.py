@@ -27,7 +27,7 @@ from pc_rag.corpus.planning import (
 from pc_rag.corpus.prefix_set import PrefixSet
 from pc_rag.corpus.prompt_format import PromptFormat
 from pc_rag.corpus.reports import Answer, AnswerStream, CorpusStats
-from pc_rag.errors import ConfigError, IngestError
+from pc_rag.errors import ConfigError, IngestError, PromptError
 from pc_rag.metrics import Phase
 from pc_rag.model.chat import as_conversation
 
@@ -94,22 +94,32 @@ class Corpus:
             opened.enter_context(self._catalog)
             self._check_slots()
             self._planner = RequestPlanner(engine)
-            self._ingest = Ingest(engine, self._catalog, chunker, lambda: self._prefixes.current)
+            self._ingest = Ingest(
+                engine,
+                self._catalog,
+                chunker,
+                lambda: self._prefixes.encoded,
+                served=lambda: self._prefixes.served,
+            )
             self._lookup = ChunkLookup(self._catalog, lambda: embedder or default_embedder())
             own = head_of(self._cut(*self._marked("", _FIRST_CHUNK)))
-            self._prefixes = PrefixSet(engine, self._catalog, own, self._ingest.encode_live)
+            self._prefixes = PrefixSet(engine, self._catalog, own, self._ingest)
             opened.callback(self._prefixes.close)
             self._opened = opened.pop_all()
 
     @property
     def prefix(self) -> str:
         """The text before the first chunk, control text of the chat template included."""
-        return self._prefixes.current[0].record.text
+        return self._prefixes.encoded[0].record.text
 
     @property
     def prefixes(self) -> tuple[str, ...]:
-        """Texts that all chunks are encoded behind, the corpus's own first."""
-        return tuple(prefix.record.text for prefix in self._prefixes.current)
+        """Texts that all chunks are encoded behind, the corpus's own first.
+
+        That of a former prompt format is not among them: it is served, and chunks that came since
+        are encoded behind it when they are asked for.
+        """
+        return tuple(prefix.record.text for prefix in self._prefixes.encoded)
 
     def prepare(self, documents: Iterable[Document | str]) -> list[PreparedDocument]:
         """Split and tokenise documents, so that ``estimate`` can tell what adding them needs.
@@ -175,7 +185,7 @@ class Corpus:
             catalog=self._catalog.stats(),
             store=self.engine.store.stats(),
             bytes_per_token=self.engine.bytes_per_token,
-            num_prefixes=len(self._prefixes.current),
+            num_prefixes=len(self._prefixes.encoded),
         )
 
     def search(
@@ -185,7 +195,7 @@ class Corpus:
 
         Args:
             question: Any text.
-            k: Most chunks to return.
+            k: Most chunks to return; none where it is less than 1.
             where: Metadata that a chunk's document must have.
         """
         return self._lookup.search(question, k=k, where=where)
@@ -307,15 +317,16 @@ class Corpus:
         cut = self._cut(prompt, self._lookup.find)
         head = head_of(cut)
         has_chunk = any(isinstance(piece, ChunkPlace) for piece in cut)
-        if not has_chunk or not head or self._prefixes.is_current(head) or self._prefixes.is_full:
-            return None
-        return self._prefixes.adopt(head)
+        return self._prefixes.try_adopt(head) if has_chunk and head else None
 
     def forget_prefix(self, text: str) -> int:
         """Drop an adopted prefix and the entries behind it, or one of a former prompt format.
 
+        An adoption of it that has not begun is cancelled; one that has is waited for.
+
         Args:
-            text: One of ``prefixes``; the corpus's own is kept.
+            text: One of ``prefixes``, that of a former prompt format, or one whose adoption failed;
+                the corpus's own is kept.
 
         Returns:
             How many entries left the store.
@@ -341,7 +352,7 @@ class Corpus:
         def chunk_tokens(place: ChunkPlace) -> TokenIds:
             return self._ingest.tokens_of(ChunkId(place.chunk_id), text_at(place))
 
-        return self._planner.plan(cut, chunk_tokens, prefixes=self._prefixes.current)
+        return self._planner.plan(cut, chunk_tokens, prefixes=self._prefixes.served)
 
     def _marked(self, question: str, *chunk_ids: str) -> tuple[tuple[ChatMessage, ...], InOrder]:
         """The conversation that asks a question, marks in the chunks' places, and their finder."""
@@ -386,5 +397,10 @@ def _open_ended(head: str | Sequence[ChatMessage]) -> str | Sequence[ChatMessage
     """A prompt that goes on behind its head with a mark."""
     if isinstance(head, str):
         return head + _FIRST_CHUNK
+    if not head:
+        raise PromptError(
+            "head: an empty conversation; pass the text before the first chunk, or messages of "
+            "which the last is cut off where the first chunk begins"
+        )
     *before, last = head
     return [*before, replace(last, content=last.content + _FIRST_CHUNK)]

@@ -111,7 +111,8 @@ class Ingest:
         engine: Encodes chunks.
         catalog: Knows documents and chunks.
         chunker: Splits texts.
-        prefixes: Says what chunks are encoded behind at this moment.
+        prefixes: Says what new chunks are encoded behind at this moment, the default first.
+        served: Says what requests may have had chunks encoded behind; the same by default.
     """
 
     def __init__(
@@ -120,11 +121,14 @@ class Ingest:
         catalog: Catalog,
         chunker: Chunker,
         prefixes: Callable[[], Sequence[CorpusPrefix]],
+        *,
+        served: Callable[[], Sequence[CorpusPrefix]] | None = None,
     ) -> None:
         self._engine = engine
         self._catalog = catalog
         self._chunker = chunker
         self._prefixes = prefixes
+        self._served = served or prefixes
 
     def prepare(self, documents: Iterable[Document]) -> Iterator[PreparedDocument]:
         """Split and tokenise documents; those whose text did not change keep the chunks they have.
@@ -176,7 +180,14 @@ class Ingest:
         for window in _windows(prepared):
             prefixes = self._prefixes()
             refused = self._encode_window(window, prefixes, tally, on_progress, pinned=pinned)
-            on_published(self._publish(window, prefixes, tally, refused))
+            published = self._publish(window, prefixes, tally, refused)
+            chunks = [chunk for each in window for chunk in each.chunks]
+            if late := self._late(prefixes):
+                refused = self._encode_window(window, late, tally, on_progress, pinned=pinned)
+                wanted = self._wanted(chunks, late)
+                self._record(each.record for each in wanted if each.record.key not in refused)
+            self._remove_gone(chunks, prefixes)
+            on_published(published)
         return IngestReport(
             num_added=tally.changes[DocumentChange.ADDED],
             num_updated=tally.changes[DocumentChange.UPDATED],
@@ -208,6 +219,18 @@ class Ingest:
             num_missing += len(missing)
         return num_missing
 
+    def remove_behind(self, prefix: CorpusPrefix) -> int:
+        """Remove what the store holds of a prefix and behind it; how many entries those were.
+
+        Those that were noted, by whatever model, and those that this engine encoded for a request.
+        """
+        keys = {each.key for each in self._catalog.entries.of_prefix(prefix.record.id)}
+        for chunk_id, _ in self._catalog.live_texts() if prefix.recorded_id else ():
+            keys.update(each.record.key for each in self._made(chunk_id, [prefix]))
+        if prefix.recipe is not None:
+            keys.add(prefix.recipe.address.key)
+        return sum(self._engine.store.remove(key) for key in keys)
+
     def tokens_of(self, chunk_id: ChunkId, text: str) -> TokenIds:
         """The tokens of a chunk as it was stored, made now where another tokenizer made it."""
         record = self._catalog.chunk(chunk_id)
@@ -224,11 +247,33 @@ class Ingest:
         request, which are not.
         """
         entries = {each.key: each.num_bytes for each in self._catalog.entries.of_chunk(chunk_id)}
+        own = self._made(chunk_id, self._served())
+        return entries | {each.record.key: each.record.num_bytes for each in own}
+
+    def _made(self, chunk_id: ChunkId, prefixes: Sequence[CorpusPrefix]) -> Iterator[_Wanted]:
+        """The entries that this engine may have made of a chunk."""
         chunk = self._catalog.chunk(chunk_id)
         if chunk is not None and chunk.token_ids:
-            own = self._wanted([NewChunk(chunk.text, chunk.token_ids)], self._prefixes())
-            entries |= {each.record.key: each.record.num_bytes for each in own}
-        return entries
+            yield from self._wanted([NewChunk(chunk.text, chunk.token_ids)], prefixes)
+
+    def _late(self, prefixes: Sequence[CorpusPrefix]) -> list[CorpusPrefix]:
+        """The prefixes that came since these were listed.
+
+        Asked after publishing: an adoption that ends later than this sees what was published.
+        """
+        known = {prefix.record.id for prefix in prefixes}
+        return [prefix for prefix in self._prefixes() if prefix.record.id not in known]
+
+    def _remove_gone(self, chunks: Sequence[NewChunk], prefixes: Sequence[CorpusPrefix]) -> None:
+        """Remove entries from the store whose prefix was forgotten while they were encoded.
+
+        Forgotten here, or by another process; the first is the corpus's own, which stays.
+        """
+        kept = {record.id for record in self._catalog.prefixes.all()}
+        kept &= {prefix.record.id for prefix in self._prefixes()}
+        gone = [p for p in prefixes[1:] if p.recorded_id and p.record.id not in kept]
+        for key in recipe_table((each.recipe for each in self._wanted(chunks, gone)), gone):
+            self._engine.store.remove(key)
 
     def _record(self, records: Iterable[EntryRecord]) -> None:
         """Note entries, save those of chunks that ``gc`` took meanwhile."""

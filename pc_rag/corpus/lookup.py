@@ -62,13 +62,15 @@ class ChunkLookup:
     def search(
         self, question: str, *, k: int, where: Mapping[str, str] | None = None
     ) -> tuple[RetrievedChunk, ...]:
-        """The ``k`` chunks nearest in meaning, best first.
+        """The ``k`` chunks nearest in meaning, best first; none where ``k`` is less than 1.
 
         Raises:
             MissingDependencyError: There is no embedder.
         """
+        if k < 1:
+            return ()
         embedder, index = self._indexed_all()
-        if index is None or k < 1:
+        if index is None:
             return ()
         vector = embedder([question])[0]
         allowed = self._catalog.chunks_where(where) if where else None

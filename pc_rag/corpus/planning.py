@@ -158,7 +158,7 @@ class RequestPlanner:
         Args:
             cut: The prompt.
             chunk_tokens: The tokens of the chunk that stands at a place.
-            prefixes: Those that all chunks are encoded behind, the default first.
+            prefixes: Those that prompts are served from, the default first.
 
         Raises:
             PromptError: The prompt has no token.

@@ -234,7 +234,7 @@ def test_estimate_is_what_the_store_then_holds(tmp_path, num_prefixes):
         report = corpus.add(prepared)
         (disk,) = (stats for stats in corpus.stats().store if stats.tier is Tier.DISK)
         assert estimate.num_bytes == pytest.approx(disk.resident_bytes, rel=0.05)
-        prefix_tokens = sum(len(prefix.token_ids) for prefix in corpus._prefixes.current)
+        prefix_tokens = sum(len(prefix.token_ids) for prefix in corpus._prefixes.encoded)
         assert report.num_bytes + prefix_tokens * 768 == estimate.num_bytes
         assert estimate.num_chunks * num_prefixes == report.num_encoded
         assert (estimate.num_documents, estimate.num_unchanged) == (3, 0)

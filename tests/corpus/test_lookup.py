@@ -75,6 +75,18 @@ def test_nothing_is_found_when_nothing_is_wanted(catalog, lookup, k):
     assert searched(lookup, "cat", k=k) == []
 
 
+@pytest.mark.parametrize("k", [0, -1])
+def test_no_embedder_is_made_when_nothing_is_wanted(catalog, k):
+    """Nor is the index built."""
+    add(catalog, CAT)
+    made = []
+    lookup = ChunkLookup(catalog, lambda: made.append(1) or EMBEDDING)
+    assert lookup.search("cat", k=k) == ()
+    assert not made
+    assert lookup.search("cat", k=1)
+    assert made
+
+
 def test_all_are_found_when_more_are_wanted_than_there_are(catalog, lookup):
     """Best first, each once."""
     for text in TEXTS:

@@ -122,7 +122,7 @@ def test_both_arms_run_the_same_tokens_when_reuse_is_off(settings_, k):
 def test_prompt_begins_with_the_prefix_when_a_question_is_answered(corpus, question, k):
     """So the first chunk is exact, and those behind it are composed."""
     request = request_of(corpus, question, k)
-    prefix = corpus._prefixes.current[0].token_ids
+    prefix = corpus._prefixes.encoded[0].token_ids
     assert len(prefix) > 50
     assert request.plan.token_ids[: len(prefix)] == prefix
     kinds = [part.hit_kind for part in cached_chunks(request)]
@@ -218,7 +218,7 @@ def test_slots_are_kept_when_positions_are_reserved():
     with opened(position_policy="reserved", slot_tokens=100) as corpus:
         corpus.add(TEXTS)
         request = request_of(corpus, "what does the dog do?", 3)
-        start = len(corpus._prefixes.current[0].token_ids)
+        start = len(corpus._prefixes.encoded[0].token_ids)
         starts = [part.span.start for part in cached_chunks(request)]
         separator = len(corpus.prompt_format.separator)
         assert starts == [start, start + 100 + separator, start + 200 + separator]

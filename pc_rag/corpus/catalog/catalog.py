@@ -99,11 +99,12 @@ class Catalog:
             document: The document.
             chunks: Its chunks in order; looked at only where the text or the chunking changed.
             chunking: ``Chunker.id`` of the way it was split.
-            entries: Entries of its chunks that the KV store now holds.
+            entries: Entries of its chunks that the KV store now holds; those behind a prefix that
+                is gone meanwhile are left out.
 
         Raises:
             IngestError: A chunk is not stripped or has no tokens.
-            StoreError: An entry belongs to no known chunk or prefix.
+            StoreError: An entry belongs to no known chunk.
         """
         identity = Identity.of(document, chunking)
         with self._database.write() as connection:
@@ -283,6 +284,13 @@ class Catalog:
         """Store a value with the corpus, for example the slot length it was created with."""
         with self._database.write() as connection:
             connection.execute("INSERT OR REPLACE INTO settings VALUES (?, ?)", (name, value))
+
+    def delete_settings(self, beginning: str) -> None:
+        """Delete every setting whose name begins like this."""
+        with self._database.write() as connection:
+            connection.execute(
+                "DELETE FROM settings WHERE substr(name, 1, length(?1)) = ?1", (beginning,)
+            )
 
     def stats(self) -> CatalogStats:
         """Numbers of the catalog, all of one moment."""

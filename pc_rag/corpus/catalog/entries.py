@@ -33,8 +33,10 @@ class EntryTable:
     def record(self, entries: Iterable[EntryRecord]) -> None:
         """Record entries that the KV store holds. An entry known already is replaced.
 
+        Those behind a prefix that is gone are left out: it was forgotten while they were encoded.
+
         Raises:
-            StoreError: The chunk or the prefix of an entry is not in the catalog.
+            StoreError: The chunk of an entry is not in the catalog.
         """
         with self._database.write() as connection:
             insert_entries(connection, entries)
@@ -71,12 +73,13 @@ def insert_entries(connection: sqlite3.Connection, entries: Iterable[EntryRecord
         ).fetchone()
         prefix = connection.execute("SELECT 1 FROM prefixes WHERE id = ?", (entry.prefix_id,))
         is_prefix_known = entry.prefix_id is None or prefix.fetchone() is not None
-        if chunk is None or not is_prefix_known:
-            missing = f"prefix {entry.prefix_id}" if chunk else f"chunk {entry.chunk_id}"
+        if chunk is None:
             raise StoreError(
-                f"entry {entry.key[:12]}: {missing} is not in the catalog; add it before its "
-                f"entries"
+                f"entry {entry.key[:12]}: chunk {entry.chunk_id} is not in the catalog; add it "
+                f"before its entries"
             )
+        if not is_prefix_known:
+            continue
         connection.execute(
             "INSERT OR REPLACE INTO entries VALUES (?, ?, ?, ?, ?)",
             (entry.key, chunk[0], entry.prefix_id, entry.fingerprint, entry.num_bytes),

@@ -32,12 +32,31 @@ def test_entries_are_listed_by_chunk_when_they_are_recorded(catalog):
     assert catalog.entries.keys() == {entry.key for entry in entries - {entry_of("one")}}
 
 
-@pytest.mark.parametrize("entry", [entry_of("three"), entry_of("one", prefix_id="none")])
-def test_entry_is_refused_when_its_chunk_or_prefix_is_unknown(catalog, entry):
+def test_entry_is_refused_when_its_chunk_is_unknown(catalog):
     """Nothing of the call is recorded."""
     with pytest.raises(StoreError, match="is not in the catalog"):
-        catalog.entries.record([entry_of("two"), entry])
+        catalog.entries.record([entry_of("two"), entry_of("three")])
     assert catalog.entries.keys() == frozenset()
+
+
+def test_entry_is_left_out_when_its_prefix_is_gone(catalog):
+    """A prefix may be forgotten while chunks are encoded behind it; the document is published."""
+    entries = [entry_of("two"), entry_of("one", prefix_id="gone")]
+    catalog.entries.record(entries)
+    assert catalog.entries.keys() == {entry_of("two").key}
+    other = Document("one\ntwo", id="other")
+    catalog.add_document(other, chunks_of(other), chunking="lines", entries=entries)
+    assert catalog.document("other") is not None
+    assert catalog.entries.keys() == {entry_of("two").key}
+
+
+def test_settings_go_when_their_names_begin_as_said(catalog):
+    """And no others, whatever characters the beginning has."""
+    for name in ("a_ 1", "a_ 2", "ab 1", "b a_ 1"):
+        catalog.put_setting(name, "x")
+    catalog.delete_settings("a_ ")
+    left = {name for name in ("a_ 1", "a_ 2", "ab 1", "b a_ 1") if catalog.setting(name)}
+    assert left == {"ab 1", "b a_ 1"}
 
 
 def test_former_default_is_adopted_when_there_is_a_new_one(catalog):
