@@ -352,7 +352,9 @@ class Corpus:
         def chunk_tokens(place: ChunkPlace) -> TokenIds:
             return self._ingest.tokens_of(ChunkId(place.chunk_id), text_at(place))
 
-        return self._planner.plan(cut, chunk_tokens, prefixes=self._prefixes.served)
+        request = self._planner.plan(cut, chunk_tokens, prefixes=self._prefixes.served)
+        self._ingest.note(request.plan)
+        return request
 
     def _marked(self, question: str, *chunk_ids: str) -> tuple[tuple[ChatMessage, ...], InOrder]:
         """The conversation that asks a question, marks in the chunks' places, and their finder."""

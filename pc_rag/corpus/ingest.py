@@ -10,7 +10,13 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from pc_rag.corpus.catalog.records import DocumentChange, EntryRecord, NewChunk, chunk_id_of
+from pc_rag.corpus.catalog.records import (
+    ChunkId,
+    DocumentChange,
+    EntryRecord,
+    NewChunk,
+    chunk_id_of,
+)
 from pc_rag.corpus.documents import document_id
 from pc_rag.corpus.prefixes import chunk_recipe, recipe_table
 from pc_rag.corpus.reports import IngestEstimate, IngestProgress, IngestReport
@@ -20,13 +26,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from pc_rag.corpus.catalog import Catalog
-    from pc_rag.corpus.catalog.records import ChunkId
     from pc_rag.corpus.chunking import Chunker
     from pc_rag.corpus.documents import Document
     from pc_rag.corpus.prefixes import CorpusPrefix
     from pc_rag.engine import PromptCache
     from pc_rag.engine.entry_source import Encoded
     from pc_rag.engine.request import EntryRecipe
+    from pc_rag.layout import RequestPlan
     from pc_rag.types import ModuleKey, TokenIds
 
     OnProgress = Callable[[IngestProgress], None]
@@ -129,6 +135,7 @@ class Ingest:
         self._chunker = chunker
         self._prefixes = prefixes
         self._served = served or prefixes
+        self._noted: set[ModuleKey] = set()
 
     def prepare(self, documents: Iterable[Document]) -> Iterator[PreparedDocument]:
         """Split and tokenise documents; those whose text did not change keep the chunks they have.
@@ -274,6 +281,25 @@ class Ingest:
         gone = [p for p in prefixes[1:] if p.recorded_id and p.record.id not in kept]
         for key in recipe_table((each.recipe for each in self._wanted(chunks, gone)), gone):
             self._engine.store.remove(key)
+
+    def note(self, plan: RequestPlan) -> None:
+        """Note the entries that a request reads, which it stores where they are missing.
+
+        What another model or dtype stores for a request would otherwise be known to nobody but it,
+        and stay when the document is gone.
+        """
+        for part in plan.cached:
+            chunk = None if part.key in self._noted else self._catalog.chunk(ChunkId(part.label))
+            self._noted.add(part.key)
+            if chunk is None or chunk.token_ids is None:
+                continue
+            noted = {each.key for each in self._catalog.entries.of_chunk(chunk.id)}
+            wanted = self._wanted([NewChunk(chunk.text, chunk.token_ids)], self._served())
+            self._record(
+                each.record
+                for each in wanted
+                if each.record.key == part.key and part.key not in noted
+            )
 
     def _record(self, records: Iterable[EntryRecord]) -> None:
         """Note entries, save those of chunks that ``gc`` took meanwhile."""

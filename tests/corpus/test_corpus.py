@@ -495,3 +495,17 @@ def test_e1_answer_equals_full_prefill_on_smollm2():
         assert answer.completion.metrics.num_cache_creation_tokens == 0
         assert answer.completion.token_ids == uncached.completion.token_ids
         assert "mat" in answer.text
+
+
+def test_nothing_is_left_when_a_removed_document_was_asked_by_another_model(tmp_path):
+    """What a request of another model stored on demand is reclaimed too, by whoever collects."""
+    folder = tmp_path / "corpus"
+    with opened(folder) as corpus:
+        corpus.add([Document(CAT, id="cat")])
+    with opened(folder, loaded=loaded_model(seed=1)) as other:
+        (use,) = chunk_uses(other.answer("cat", 1, config=SHORT))
+        assert use.num_encoded_tokens
+    with opened(folder) as corpus:
+        corpus.remove("cat")
+        assert corpus.gc().num_entries == 2
+        assert corpus.stats().catalog.num_entries == 0

@@ -83,9 +83,8 @@ def test_document_is_updated_when_it_is_chunked_in_another_way(catalog):
         ([NewChunk("new", (1,)), NewChunk("bad", ())], []),
         ([NewChunk(" new", (1,))], []),
         ([NewChunk("new", (1,))], [entry_of("of another document")]),
-        ([NewChunk("new", (1,))], [entry_of("new", prefix_id="unknown")]),
     ],
-    ids=["no tokens", "not stripped", "unknown chunk", "unknown prefix"],
+    ids=["no tokens", "not stripped", "unknown chunk"],
 )
 def test_old_version_answers_when_the_new_one_fails(catalog, chunks, entries):
     """Pitfall 41: a version that cannot be added leaves the old one whole."""
