@@ -114,13 +114,23 @@ def make_pieces(
 
 
 def check(engine: PromptCache, model: Any) -> None:
-    """The uncached arm gives transformers' logits, and prefix + one chunk the full prefill's."""
+    """The uncached arm gives transformers' logits, and prefix + one chunk the full prefill's.
+
+    The uncached arm has to be equal in every dtype. Stored KV is attended piece by piece, so in a
+    narrow dtype it may differ by half as much again as two attention kernels of transformers
+    differ from each other.
+    """
     request = Pieces(engine, PREFIX_TOKENS + CHUNK_TOKENS).plan()
     ids = torch.tensor([request.plan.token_ids])
-    tolerance = 1e-3 if engine.runner.dtype == torch.float32 else 0.5  # logits around 20
     with torch.inference_mode():
         expected = model(input_ids=ids, logits_to_keep=1).logits[0, -1].float()
-    for plan in (request.plan, request.plan.without_reuse()):
+        kernel = model.config._attn_implementation  # noqa: SLF001 - there is no public getter
+        model.set_attn_implementation("eager")
+        other = model(input_ids=ids, logits_to_keep=1).logits[0, -1].float()
+        model.set_attn_implementation(kernel)
+    rounding = 1.5 * (other - expected).abs().max().item()
+    cached, uncached = request.plan, request.plan.without_reuse()
+    for plan, tolerance in ((cached, max(rounding, 1e-3)), (uncached, 1e-3)):
         keys = [part.key for part in plan.cached]
         with engine.source.acquire(keys, request.recipes) as held:
             view = assemble(plan, held.entries, engine.runner)

@@ -14,7 +14,6 @@ from pc_rag.errors import ConfigError, LayoutError, ModelError, PromptError, Sto
 from pc_rag.kv.memory_tier import MemoryTier
 from pc_rag.layout import RequestPlan
 from pc_rag.model.chat import ChatMessage
-from pc_rag.model.hf_attention import _lock_of
 from pc_rag.model.sampling import GenerationConfig
 from pc_rag.pml import parse_prompt
 from pc_rag.types import Role, StorageDtype, Tier
@@ -125,7 +124,6 @@ def test_engines_of_one_model_take_turns_when_they_run_at_once():
         ]
         assert {run.result().token_ids for run in runs} == {expected}
     assert one.loaded.model.config._attn_implementation == before
-    assert _lock_of(one.loaded.model) is _lock_of(two.loaded.model)
 
 
 def test_request_is_refused_when_its_plan_ends_in_stored_tokens():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 
 import pytest
@@ -94,3 +95,34 @@ def test_passes_take_turns_when_threads_share_a_runner():
         thread.join()
     assert wrong == []
     assert isinstance(runner.pool, BufferPool)
+
+
+def test_model_is_run_by_one_at_a_time_when_several_runners_share_it():
+    """A second pass waits until the first has put the model's own attention back."""
+    model, _ = tiny_model("llama")
+    has_entered = threading.Event()
+
+    def enter():
+        with own_attention(model):
+            has_entered.set()
+
+    thread = threading.Thread(target=enter)
+    with own_attention(model):
+        thread.start()
+        assert not has_entered.wait(0.2)
+    assert has_entered.wait(10)
+    thread.join(10)
+    assert model.config._attn_implementation == "sdpa"
+
+
+def test_pass_is_refused_when_a_layer_attends_by_itself():
+    """Its KV would be missing from the buffer, and whatever lay there would be stored."""
+    model, _ = tiny_model("llama")
+    runner = Runner(model, detect_rope(model))
+    stray = model.model.layers[1].self_attn
+    stray.config = copy.copy(model.config)
+    stray.config._attn_implementation = "sdpa"
+    tail = runner.pool.take(4)
+    with pytest.raises(ModelError, match="2 of 3 layers attended"):
+        runner.prefill(KVView((), tail), (1, 2, 3), range(3))
+    assert tail.num_rows == 0
