@@ -100,6 +100,13 @@ def test_device_is_refused_when_torch_sees_none(folder, monkeypatch):
     assert load_model(folder).device.type == "cpu"
 
 
+@pytest.mark.skipif(torch.backends.mps.is_available(), reason="this torch has the device")
+def test_device_is_refused_when_torch_was_built_without_it(folder):
+    """torch's own error is wrapped: which device, and what to do."""
+    with pytest.raises(ModelError, match=r"cannot be moved to device 'mps'.*device='cpu'"):
+        load_model(folder, device="mps")
+
+
 def test_digest_is_computed_once_when_the_files_stay(folder, counted):
     """A second load, in any process, reads it from the cache."""
     first = load_model(folder, device="cpu")
