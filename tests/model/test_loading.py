@@ -102,7 +102,7 @@ def test_device_is_refused_when_torch_sees_none(folder, monkeypatch):
 
 @pytest.mark.skipif(torch.backends.mps.is_available(), reason="this torch has the device")
 def test_device_is_refused_when_torch_was_built_without_it(folder):
-    """torch's own error is wrapped: which device, and what to do."""
+    """Its own error is wrapped: which device, and what to do."""
     with pytest.raises(ModelError, match=r"cannot be moved to device 'mps'.*device='cpu'"):
         load_model(folder, device="mps")
 
