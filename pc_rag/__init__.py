@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from pc_rag.engine import Completion, CompletionStream, PromptCache
     from pc_rag.errors import PromptCacheError
     from pc_rag.metrics import CacheStats, RequestMetrics
-    from pc_rag.model.chat import ChatMessage
+    from pc_rag.model.conversation import ChatMessage, Conversation, ToolCall, ToolSpec
     from pc_rag.model.sampling import GenerationConfig
     from pc_rag.pml import parse_prompt, parse_schema
     from pc_rag.types import HitKind, MissReason, Role
@@ -27,6 +27,7 @@ __all__ = [
     "ChatMessage",
     "Completion",
     "CompletionStream",
+    "Conversation",
     "Corpus",
     "Document",
     "EngineConfig",
@@ -38,6 +39,8 @@ __all__ = [
     "PromptFormat",
     "RequestMetrics",
     "Role",
+    "ToolCall",
+    "ToolSpec",
     "parse_prompt",
     "parse_schema",
     "read_paths",
@@ -46,9 +49,10 @@ __all__ = [
 _HOMES = {
     "Answer": "pc_rag.corpus",
     "CacheStats": "pc_rag.metrics",
-    "ChatMessage": "pc_rag.model.chat",
+    "ChatMessage": "pc_rag.model.conversation",
     "Completion": "pc_rag.engine",
     "CompletionStream": "pc_rag.engine",
+    "Conversation": "pc_rag.model.conversation",
     "Corpus": "pc_rag.corpus",
     "Document": "pc_rag.corpus",
     "EngineConfig": "pc_rag.config",
@@ -60,6 +64,8 @@ _HOMES = {
     "PromptFormat": "pc_rag.corpus",
     "RequestMetrics": "pc_rag.metrics",
     "Role": "pc_rag.types",
+    "ToolCall": "pc_rag.model.conversation",
+    "ToolSpec": "pc_rag.model.conversation",
     "parse_prompt": "pc_rag.pml",
     "parse_schema": "pc_rag.pml",
     "read_paths": "pc_rag.corpus",

@@ -116,6 +116,12 @@ class Role(StrEnum):
     SYSTEM = "system"
     USER = "user"
     ASSISTANT = "assistant"
+    TOOL = "tool"
+    """A tool that answers a call."""
+
+
+CHAT_ROLES = frozenset({Role.SYSTEM, Role.USER, Role.ASSISTANT})
+"""Roles that every chat template knows, and those that PML has tags for."""
 
 
 class FinishReason(StrEnum):

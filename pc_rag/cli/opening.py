@@ -17,7 +17,7 @@ from pc_rag.corpus import Corpus, default_embedder, sentence_transformer
 from pc_rag.engine import PromptCache
 from pc_rag.errors import ModelError
 from pc_rag.model.builtin import DEFAULT_MODEL
-from pc_rag.model.chat import ChatMessage
+from pc_rag.model.conversation import ChatMessage
 from pc_rag.model.loading import load_model
 from pc_rag.model.sampling import GenerationConfig
 from pc_rag.types import Role

@@ -29,7 +29,7 @@ from pc_rag.corpus.prompt_format import PromptFormat
 from pc_rag.corpus.reports import Answer, AnswerStream, CorpusStats
 from pc_rag.errors import ConfigError, IngestError, PromptError
 from pc_rag.metrics import Phase
-from pc_rag.model.chat import as_conversation
+from pc_rag.model.conversation import as_conversation
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from pc_rag.corpus.planning import CutPiece, Finder
     from pc_rag.corpus.reports import GcReport, IngestEstimate, IngestReport, RetrievedChunk
     from pc_rag.engine import Completion, CompletionStream, PromptCache, Request
-    from pc_rag.model.chat import ChatMessage
+    from pc_rag.model.conversation import ChatMessage, TextPrompt
     from pc_rag.model.sampling import GenerationConfig
     from pc_rag.types import TokenIds
 
@@ -248,7 +248,7 @@ class Corpus:
 
     def generate(
         self,
-        prompt: str | Sequence[ChatMessage],
+        prompt: TextPrompt,
         config: GenerationConfig | None = None,
         *,
         reuse: bool | None = None,
@@ -261,7 +261,7 @@ class Corpus:
 
     def stream_prompt(
         self,
-        prompt: str | Sequence[ChatMessage],
+        prompt: TextPrompt,
         config: GenerationConfig | None = None,
         *,
         reuse: bool | None = None,
@@ -283,11 +283,11 @@ class Corpus:
             request = self.plan(prompt)
         return self.engine.run(request, config, watch=watch, reuse=reuse)
 
-    def plan(self, prompt: str | Sequence[ChatMessage]) -> Request:
+    def plan(self, prompt: TextPrompt) -> Request:
         """Decide which tokens of a prompt are cached: those of chunks that stand in it."""
         return self._plan(self._cut(prompt, self._lookup.find), lambda place: place.text)
 
-    def adopt_prefix(self, head: str | Sequence[ChatMessage]) -> Future[int]:
+    def adopt_prefix(self, head: TextPrompt) -> Future[int]:
         """Encode all chunks behind another prefix too, in the background.
 
         Prompts that begin with it get exact first chunks; until it is done they are served from
@@ -307,7 +307,7 @@ class Corpus:
         opened = self._cut(_open_ended(head), InOrder([(_FIRST_CHUNK, _FIRST_CHUNK)]))
         return self._prefixes.adopt(head_of(opened))
 
-    def learn_prefix(self, prompt: str | Sequence[ChatMessage]) -> Future[int] | None:
+    def learn_prefix(self, prompt: TextPrompt) -> Future[int] | None:
         """Adopt the text before the first recognised chunk of a prompt.
 
         Returns:
@@ -362,7 +362,7 @@ class Corpus:
         messages = self.prompt_format.messages(question, [mark for _, mark in places])
         return messages, InOrder(places)
 
-    def _cut(self, prompt: str | Sequence[ChatMessage], find: Finder) -> list[CutPiece]:
+    def _cut(self, prompt: TextPrompt, find: Finder) -> list[CutPiece]:
         if isinstance(prompt, str):
             return cut_plain_text(self.engine, prompt, find)
         pieces = self.engine.chat_format.render(as_conversation(prompt))
@@ -395,14 +395,16 @@ def _documents(documents: Iterable[Document | str]) -> Iterator[Document]:
         yield Document(document) if isinstance(document, str) else document
 
 
-def _open_ended(head: str | Sequence[ChatMessage]) -> str | Sequence[ChatMessage]:
+def _open_ended(head: TextPrompt) -> TextPrompt:
     """A prompt that goes on behind its head with a mark."""
     if isinstance(head, str):
         return head + _FIRST_CHUNK
-    if not head:
+    conversation = as_conversation(head)
+    if not conversation.messages:
         raise PromptError(
             "head: an empty conversation; pass the text before the first chunk, or messages of "
             "which the last is cut off where the first chunk begins"
         )
-    *before, last = head
-    return [*before, replace(last, content=last.content + _FIRST_CHUNK)]
+    *before, last = conversation.messages
+    opened = replace(last, content=last.content + _FIRST_CHUNK)
+    return replace(conversation, messages=(*before, opened))

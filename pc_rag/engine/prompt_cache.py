@@ -21,7 +21,8 @@ from pc_rag.kv.prefix_tree import PrefixTree
 from pc_rag.kv.tiered_store import TieredStore
 from pc_rag.layout.plan import Fresh, RequestPlan
 from pc_rag.metrics import CacheStats, Phase, Stopwatch
-from pc_rag.model.chat import ChatFormat, ChatMessage, as_conversation
+from pc_rag.model.chat import ChatFormat
+from pc_rag.model.conversation import TextPrompt, as_conversation
 from pc_rag.model.detect_rope import detect_rope
 from pc_rag.model.loading import LoadedModel, load_model
 from pc_rag.model.runner import Runner
@@ -31,7 +32,6 @@ from pc_rag.pml import Prompt, Schema
 from pc_rag.types import Span, StorageDtype
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from types import TracebackType
     from typing import TypeAlias
 
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from pc_rag.layout.schema_layout import SchemaLayout
     from pc_rag.types import TokenIds
 
-    PromptLike: TypeAlias = str | Sequence[ChatMessage] | Prompt
+    PromptLike: TypeAlias = TextPrompt | Prompt
 
 
 class PromptCache:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from pc_rag.errors import Problem
 from pc_rag.layout.schema_layout import ModuleLayout, RunItem, modules_in
 from pc_rag.pml.nodes import Text
-from pc_rag.types import Role, Span, TokenIds
+from pc_rag.types import CHAT_ROLES, Role, Span, TokenIds
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -190,7 +190,7 @@ class _Resolver:
     def _unknown(self, node: Import, block: _Block) -> str:
         where = f"module {block.path!r}" if block.path else f"schema {self._layout.name!r}"
         message = f"{where} has no module {node.name!r}"
-        if node.name in set(Role):
+        if node.name in CHAT_ROLES:
             return f"{message}; turns in prompts are not supported by this version of pc-rag"
         paths = [names for names in _paths(self._layout.items, ()) if names[-1] == node.name]
         if paths:

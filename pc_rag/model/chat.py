@@ -18,7 +18,6 @@ A model without a template gets a plain format::
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
 from itertools import product
@@ -27,9 +26,13 @@ from typing import TYPE_CHECKING
 from jinja2.exceptions import TemplateError
 
 from pc_rag.errors import PromptError
+from pc_rag.model.conversation import ChatMessage, as_conversation, fold_system, merge_roles
 from pc_rag.types import Role
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pc_rag.model.conversation import Conversation
     from pc_rag.model.tokenizer import TextTokenizer
     from pc_rag.types import TokenIds
 
@@ -38,61 +41,13 @@ _SENTINEL_PATTERN = re.compile(r"pcRagContent(\d+)End")
 _PAD = "\n\t \t\n"
 """Stands on both sides of a padded sentinel: newlines outside, so that both kinds of trim show."""
 _SEPARATOR = "\n\n"
-"""Joins contents of one role, and a folded system text to its user message."""
-_PLAIN_LABELS = {Role.SYSTEM: "System", Role.USER: "User", Role.ASSISTANT: "Assistant"}
-
-
-@dataclass(frozen=True, slots=True)
-class ChatMessage:
-    """One message of a conversation.
-
-    Attributes:
-        role: Who speaks; its name will do.
-        content: What is said: plain text, whatever it looks like.
-
-    Raises:
-        PromptError: The role is unknown, or the content is not text.
-    """
-
-    role: Role
-    content: str
-
-    def __post_init__(self) -> None:
-        try:
-            object.__setattr__(self, "role", Role(self.role))
-        except ValueError as error:
-            raise PromptError(
-                f"role {self.role!r} is unknown; use one of {', '.join(Role)}"
-            ) from error
-        if not isinstance(self.content, str):
-            raise PromptError(
-                f"the content of a {self.role} message is a {type(self.content).__name__}; "
-                "give it as text"
-            )
-
-
-def as_conversation(prompt: object) -> tuple[ChatMessage, ...]:
-    """Messages as they are, or made of mappings with ``role`` and ``content``.
-
-    Raises:
-        PromptError: It is no sequence of messages.
-    """
-    if not isinstance(prompt, Sequence) or isinstance(prompt, (str, bytes)):
-        raise PromptError(
-            f"a prompt is text, a list of messages or a parsed PML prompt; got a "
-            f"{type(prompt).__name__}"
-        )
-    return tuple(_as_message(message) for message in prompt)
-
-
-def _as_message(message: object) -> ChatMessage:
-    if isinstance(message, ChatMessage):
-        return message
-    if isinstance(message, Mapping) and {"role", "content"} <= message.keys():
-        return ChatMessage(message["role"], message["content"])
-    raise PromptError(
-        f"a message is a ChatMessage, or a mapping with role and content; got {message!r}"
-    )
+"""Stands between the messages of the plain format."""
+_PLAIN_LABELS = {
+    Role.SYSTEM: "System",
+    Role.USER: "User",
+    Role.ASSISTANT: "Assistant",
+    Role.TOOL: "Tool",
+}
 
 
 class PieceKind(StrEnum):
@@ -162,7 +117,10 @@ class ChatFormat:
         return self._tokenizer.chat_template is not None
 
     def render(
-        self, messages: Sequence[ChatMessage], *, add_generation_prompt: bool = True
+        self,
+        conversation: Conversation | Sequence[ChatMessage],
+        *,
+        add_generation_prompt: bool = True,
     ) -> tuple[ChatPiece, ...]:
         """Render a conversation.
 
@@ -171,13 +129,13 @@ class ChatFormat:
         start once, if the tokenizer or the template wants it there.
 
         Args:
-            messages: The conversation, oldest first.
+            conversation: What is said, oldest first.
             add_generation_prompt: End with what opens the assistant's answer.
 
         Raises:
             PromptError: No messages, or an order of roles that the template refuses.
         """
-        merged = merge_roles(messages)
+        merged = merge_roles(as_conversation(conversation).messages)
         if not merged:
             raise PromptError("a conversation needs at least one message; got none")
         try:
@@ -279,27 +237,6 @@ def _refused_error(messages: tuple[ChatMessage, ...], reason: Exception) -> Prom
         f"the model's chat template refuses a conversation of {roles}: {reason}. Begin with a "
         f"system or user message and let user and assistant take turns"
     )
-
-
-def merge_roles(messages: Sequence[ChatMessage]) -> tuple[ChatMessage, ...]:
-    """Make one message of every run of one role; contents are joined by an empty line."""
-    merged: list[ChatMessage] = []
-    for message in messages:
-        if merged and merged[-1].role is message.role:
-            content = merged[-1].content + _SEPARATOR + message.content
-            merged[-1] = ChatMessage(message.role, content)
-        else:
-            merged.append(message)
-    return tuple(merged)
-
-
-def fold_system(messages: Sequence[ChatMessage]) -> tuple[ChatMessage, ...]:
-    """Turn system messages into the beginning of the next user message (or a last one)."""
-    as_user = (
-        ChatMessage(Role.USER, message.content) if message.role is Role.SYSTEM else message
-        for message in messages
-    )
-    return merge_roles(tuple(as_user))
 
 
 def _plain_skeleton(roles: Sequence[Role], *, add_generation_prompt: bool) -> _Skeleton:

@@ -10,7 +10,7 @@ from pc_rag.errors import Problem
 from pc_rag.pml.nodes import Text
 from pc_rag.pml.tree import SPACE_ATTRIBUTE
 from pc_rag.pml.whitespace import is_blank
-from pc_rag.types import Role
+from pc_rag.types import CHAT_ROLES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -18,8 +18,7 @@ if TYPE_CHECKING:
     from pc_rag.pml.nodes import Location
     from pc_rag.pml.tree import Element
 
-_ROLES = frozenset(Role)
-_SCHEMA_TAGS = ("module", "union", *sorted(_ROLES))
+_SCHEMA_TAGS = ("module", "union", *sorted(CHAT_ROLES))
 _LATER_TAGS = frozenset({"param", "parameter", "scaffold"})
 _LATER_ATTRIBUTES = {
     "schema": frozenset[str](),
@@ -105,7 +104,7 @@ class _SchemaChecker:
         elif element.tag == "union":
             yield from _attribute_problems(element, later=_LATER_ATTRIBUTES["union"])
             yield from _union_problems(element)
-        elif element.tag in _ROLES:
+        elif element.tag in CHAT_ROLES:
             yield from _attribute_problems(element)
             yield from _role_problems(element, ancestors)
         else:
@@ -141,7 +140,7 @@ def _union_problems(element: Element) -> Iterator[Problem]:
 
 
 def _role_problems(element: Element, ancestors: tuple[str, ...]) -> Iterator[Problem]:
-    outer = next((tag for tag in ancestors if tag in _ROLES), None)
+    outer = next((tag for tag in ancestors if tag in CHAT_ROLES), None)
     if outer is not None:
         yield _problem(
             element.location,

@@ -19,7 +19,7 @@ from pc_rag.errors import ConfigError, MissingDependencyError, ModelError, Store
 from pc_rag.layout.plan import Cached
 from pc_rag.model.assembly import assemble, fresh_tokens
 from pc_rag.model.builtin import find_default_gguf
-from pc_rag.model.chat import ChatMessage
+from pc_rag.model.conversation import ChatMessage
 from pc_rag.model.sampling import GenerationConfig
 from pc_rag.types import HitKind, MissReason, Role, Tier
 from tests.support.corpora import (

@@ -11,7 +11,7 @@ from pc_rag.corpus.planning import ChunkPlace, InOrder, cut_plain_text, head_of,
 from pc_rag.corpus.recognition import Recognized
 from pc_rag.errors import LayoutError, PromptError
 from pc_rag.layout.plan import Cached
-from pc_rag.model.chat import ChatMessage
+from pc_rag.model.conversation import ChatMessage
 from pc_rag.types import HitKind, MissReason, Role
 from tests.support.corpora import (
     CAT,

@@ -12,7 +12,7 @@ from pc_rag.corpus import PromptFormat
 from pc_rag.corpus.prefix_set import MAX_PREFIXES
 from pc_rag.corpus.prefixes import longest_prefix_of
 from pc_rag.errors import ConfigError, PromptError
-from pc_rag.model.chat import ChatMessage
+from pc_rag.model.conversation import ChatMessage
 from pc_rag.types import HitKind, MissReason, Role
 from tests.support.corpora import (
     CAT,

@@ -9,7 +9,7 @@ from pc_rag.config import EngineConfig
 from pc_rag.engine import PromptCache
 from pc_rag.errors import LayoutError
 from pc_rag.kv.memory_tier import MemoryTier
-from pc_rag.model.chat import ChatMessage
+from pc_rag.model.conversation import ChatMessage
 from pc_rag.model.loading import wrap_model
 from pc_rag.model.sampling import GenerationConfig
 from pc_rag.types import FinishReason, Role

@@ -13,7 +13,7 @@ from pc_rag.engine import PromptCache, Request
 from pc_rag.errors import ConfigError, LayoutError, ModelError, PromptError, StoreError
 from pc_rag.kv.memory_tier import MemoryTier
 from pc_rag.layout import RequestPlan
-from pc_rag.model.chat import ChatMessage
+from pc_rag.model.conversation import ChatMessage
 from pc_rag.model.sampling import GenerationConfig
 from pc_rag.pml import parse_prompt
 from pc_rag.types import Role, StorageDtype, Tier

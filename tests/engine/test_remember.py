@@ -8,7 +8,7 @@ import pytest
 
 from pc_rag.config import EngineConfig
 from pc_rag.layout.plan import Cached, Fresh, RequestPlan
-from pc_rag.model.chat import ChatMessage
+from pc_rag.model.conversation import ChatMessage
 from pc_rag.model.sampling import GenerationConfig
 from pc_rag.types import PositionPolicy, Role, Span
 from tests.support.engines import (

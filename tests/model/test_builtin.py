@@ -13,7 +13,8 @@ import torch
 
 from pc_rag.errors import MissingDependencyError, ModelError
 from pc_rag.model import builtin
-from pc_rag.model.chat import ChatFormat, ChatMessage
+from pc_rag.model.chat import ChatFormat
+from pc_rag.model.conversation import ChatMessage
 from pc_rag.model.loading import load_model
 from pc_rag.types import Role
 from tests.support.tiny_gguf import write_tiny_gguf

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from pc_rag.errors import ModelError, PromptError
-from pc_rag.model.chat import ChatFormat, ChatMessage, PieceKind, as_conversation
+from pc_rag.model.chat import ChatFormat, PieceKind
+from pc_rag.model.conversation import ChatMessage, Conversation, as_conversation
 from pc_rag.model.template_encoder import TemplateEncoder
 from pc_rag.model.tokenizer import TextTokenizer
 from pc_rag.types import Role
@@ -251,9 +252,8 @@ def test_messages_may_be_mappings_when_they_come_from_elsewhere():
     """Role names will do, and the mappings that other libraries use."""
     assert ChatMessage("user", "hi") == ChatMessage(Role.USER, "hi")
     given = [{"role": "system", "content": "Be kind."}, ChatMessage(Role.USER, "hi")]
-    assert as_conversation(given) == (
-        ChatMessage(Role.SYSTEM, "Be kind."),
-        ChatMessage(Role.USER, "hi"),
+    assert as_conversation(given) == Conversation(
+        (ChatMessage(Role.SYSTEM, "Be kind."), ChatMessage(Role.USER, "hi"))
     )
 
 
@@ -263,7 +263,7 @@ def test_messages_may_be_mappings_when_they_come_from_elsewhere():
         (None, "got a NoneType"),
         ("text", "got a str"),
         ([{"content": "hi"}], "a mapping with role and content"),
-        ([{"role": "tool", "content": "hi"}], "role 'tool' is unknown; use one of system"),
+        ([{"role": "robot", "content": "hi"}], "role 'robot' is unknown; use one of system"),
         ([{"role": "user", "content": None}], "is a NoneType"),
     ],
 )

@@ -7,7 +7,7 @@ from xml.sax.saxutils import escape
 from hypothesis import strategies as st
 
 from pc_rag.pml import Import, Module, Prompt, RoleBlock, Schema, Text, Union
-from pc_rag.types import Role
+from pc_rag.types import CHAT_ROLES
 
 SCHEMA_LETTERS = "abc"
 PROMPT_LETTERS = "XYZ"
@@ -43,7 +43,7 @@ def schemas(draw: st.DrawFn, max_depth: int = 3) -> Schema:
                 members = [module(depth, may_speak=may_speak) for _ in range(num_members)]
                 found.append(Union(tuple(members)))
             else:
-                role = draw(st.sampled_from(list(Role)))
+                role = draw(st.sampled_from(sorted(CHAT_ROLES)))
                 found.append(RoleBlock(role, children(depth, may_speak=False)))
         return tuple(found)
 
