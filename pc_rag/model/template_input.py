@@ -14,19 +14,65 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from jinja2.exceptions import TemplateError
+from jinja2 import Environment
+from jinja2.exceptions import TemplateError, TemplateSyntaxError
+from jinja2.ext import Extension
 
+from pc_rag.errors import ConfigError
 from pc_rag.model.template_skeleton import MARK, content_sentinel, value_sentinel
 from pc_rag.types import Role
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from jinja2 import nodes
+    from jinja2.parser import Parser
+
     from pc_rag.model.conversation import ChatMessage, ToolCall, ToolSpec
     from pc_rag.model.tokenizer import TextTokenizer
 
 _NUM_ID_CHARS = 9
 """Some templates refuse identifiers of calls that are not nine letters or digits."""
+
+
+def check_template(source: str | None) -> None:
+    """Refuse a chat template that no conversation can be rendered with.
+
+    Args:
+        source: Jinja source; ``None`` is fine.
+
+    Raises:
+        ConfigError: It is blank or not Jinja.
+    """
+    if source is None:
+        return
+    if not source.strip():
+        raise ConfigError(
+            "the chat template is blank; give Jinja source, or None for the model's own"
+        )
+    try:
+        # Statements of extensions that transformers renders with; what they do is not needed here.
+        environment = Environment(  # noqa: S701 - parsed, never rendered
+            trim_blocks=True,
+            lstrip_blocks=True,
+            extensions=["jinja2.ext.loopcontrols", _Generation],
+        )
+        environment.parse(source)
+    except TemplateSyntaxError as error:
+        raise ConfigError(
+            f"the chat template is not Jinja: line {error.lineno}: {error.message}; give the "
+            f"source as it stands in a model's chat_template"
+        ) from error
+
+
+class _Generation(Extension):
+    """Lets a template mark what the assistant generated, as transformers does."""
+
+    tags = {"generation"}  # noqa: RUF012 - jinja2 declares it on the instance
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
 class TemplateRefusal(Exception):
