@@ -214,7 +214,7 @@ class ToolCallParser:
         if len(self._raw) < self._max_call_chars:
             self._raw.append(character)
         if self._candidate == self._closer:
-            raw = "".join(self._raw).removesuffix(self._closer)
+            raw = "".join(self._raw).removesuffix(self._closer).strip()
             self._reader.refuse(raw, self._fault)
             self._begin_between()
 
