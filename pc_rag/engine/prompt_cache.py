@@ -104,6 +104,7 @@ class PromptCache:
         config: EngineConfig | None = None,
         dtype: torch.dtype | str = "auto",
         device: torch.device | str = "auto",
+        chat_template: str | None = None,
     ) -> Self:
         """Load a model and open a store.
 
@@ -114,14 +115,21 @@ class PromptCache:
             config: Capacities and policies.
             dtype: Compute dtype; ``"auto"`` is bfloat16 on CUDA and float32 on CPU.
             device: Where the model runs; ``"auto"`` takes CUDA where it is there.
+            chat_template: Jinja source that takes the place of the model's own chat template.
 
         Raises:
             ModelError: The model cannot be loaded or is not supported.
+            ConfigError: A chat template that is not Jinja, or one for a model that is loaded.
             StoreError: The store cannot be opened.
         """
         config = config or EngineConfig()
         if not isinstance(model, LoadedModel):
-            model = load_model(model, dtype=dtype, device=device)
+            model = load_model(model, dtype=dtype, device=device, chat_template=chat_template)
+        elif chat_template is not None:
+            raise ConfigError(
+                "chat_template was given with a model that is loaded already, whose fingerprint it "
+                "would change; give it to load_model or wrap_model"
+            )
         is_lent = not (store is None or isinstance(store, (str, Path)))
         if store is None:
             store = MemoryTier(config.memory_bytes)
