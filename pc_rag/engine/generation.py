@@ -48,6 +48,7 @@ class Generation:
 
     Raises:
         LayoutError: The prompt leaves no room for a token.
+        ConfigError: The grammar is refused.
     """
 
     def __init__(
@@ -72,7 +73,7 @@ class Generation:
                 f"{machinery.max_position}; no token can be generated. Retrieve fewer chunks or "
                 "shorten the prompt"
             )
-        self._sampler = Sampler(config, machinery.runner.device)
+        self._sampler = self._make_sampler(config)
         self._stops = StopMatcher(config.stop)
         self._detokenizer = Detokenizer(machinery.loaded.tokenizer)
         self._history = list(self._plan.token_ids) if self._sampler.needs_history else []
@@ -107,6 +108,14 @@ class Generation:
         """Account for a request that nobody pulled."""
         if self.completion is None:
             self._end(has_failed=False)
+
+    def _make_sampler(self, config: GenerationConfig) -> Sampler:
+        device = self._machinery.runner.device
+        if config.grammar is None:
+            return Sampler(config, device)
+        with self._watch.measure(Phase.PLAN):
+            matcher = self._machinery.grammars.start(config.grammar)
+        return Sampler(config, device, matcher=matcher)
 
     def _prefill(self) -> tuple[torch.Tensor, KVView]:
         """Bring everything to the model and compute the fresh tokens.
@@ -185,9 +194,11 @@ class Generation:
         if self._stops.is_stopped:
             self._finish = FinishReason.STOP
             return text, True
-        if len(self._generated) >= self._budget:
+        is_complete = self._sampler.is_finished
+        if is_complete or len(self._generated) >= self._budget:
             text += self._flush()
-            self._finish = FinishReason.STOP if self._stops.is_stopped else FinishReason.LENGTH
+            is_stopped = is_complete or self._stops.is_stopped
+            self._finish = FinishReason.STOP if is_stopped else FinishReason.LENGTH
             return text, True
         return text, False
 

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from pc_rag.kv.prefix_tree import PrefixTree
     from pc_rag.metrics import CacheStats
     from pc_rag.model.answer_memory import AnswerMemory
+    from pc_rag.model.grammar_compiler import GrammarCompiler
     from pc_rag.model.loading import LoadedModel
     from pc_rag.model.runner import Runner
     from pc_rag.model.template_encoder import TemplateEncoder
@@ -30,6 +31,7 @@ class Machinery:
         runner: Runs it.
         source: Gives entries.
         text_encoder: Tokens of text and of the chat template's role markers.
+        grammars: Compiles the grammars of requests.
         prefix_tree: The exact prefix cache; ``None`` where it is switched off.
         answers: What the model has generated, to be known again in a conversation.
         stats: Takes the metrics.
@@ -42,6 +44,7 @@ class Machinery:
     runner: Runner
     source: EntrySource
     text_encoder: TemplateEncoder
+    grammars: GrammarCompiler
     prefix_tree: PrefixTree | None
     answers: AnswerMemory
     stats: CacheStats

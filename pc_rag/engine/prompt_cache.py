@@ -26,6 +26,7 @@ from pc_rag.model.answer_memory import AnswerMemory
 from pc_rag.model.chat import ChatFormat
 from pc_rag.model.conversation import TextPrompt, as_conversation
 from pc_rag.model.detect_rope import detect_rope
+from pc_rag.model.grammar_compiler import GrammarCompiler
 from pc_rag.model.loading import LoadedModel, load_model
 from pc_rag.model.runner import Runner
 from pc_rag.model.sampling import GenerationConfig
@@ -87,6 +88,7 @@ class PromptCache:
             runner=self.runner,
             source=self.source,
             text_encoder=TemplateEncoder(loaded.tokenizer),
+            grammars=GrammarCompiler(loaded.tokenizer),
             prefix_tree=self.prefix_tree if config.prefix_cache_bytes else None,
             answers=answers,
             stats=self.stats,
@@ -193,6 +195,8 @@ class PromptCache:
         Raises:
             PromptError: The prompt is empty or does not fit its schema.
             LayoutError: The prompt does not fit the model's context.
+            ConfigError: The grammar is refused.
+            MissingDependencyError: There is a grammar, and llguidance is not installed.
         """
         watch = self.start_watch()
         with watch.measure(Phase.PLAN):
