@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from langchain_core.prompts import format_document
 
-from pc_rag.corpus.catalog.records import chunk_id_of
+from pc_rag.corpus import chunk_id_of
 from pc_rag.errors import PromptError
 
 if TYPE_CHECKING:
@@ -76,8 +76,8 @@ def mark_chunks(text: str, documents: Sequence[Document]) -> list[ContentBlock]:
 
     Args:
         text: Any text.
-        documents: Those of them whose ``page_content`` stands verbatim in the text, behind the one
-            before, become blocks with the key of their chunk.
+        documents: Those of them whose ``page_content``, save whitespace at its ends, stands
+            verbatim in the text, behind the one before, become blocks with the key of their chunk.
 
     Returns:
         Text blocks, none of them empty; joined, they are the text.
@@ -85,8 +85,8 @@ def mark_chunks(text: str, documents: Sequence[Document]) -> list[ContentBlock]:
     blocks: list[ContentBlock] = []
     end = 0
     for document in documents:
-        chunk = document.page_content
-        start = text.find(chunk, end) if chunk.strip() else -1
+        chunk = document.page_content.strip()  # as a corpus keeps it
+        start = text.find(chunk, end) if chunk else -1
         if start >= 0:
             blocks += [text_block(text[end:start]), _chunk_block(chunk)]
             end = start + len(chunk)
