@@ -55,10 +55,10 @@ class CountedCorpus:
         """The catalog's numbers."""
         return self.corpus.stats().catalog
 
-    def chunks_in(self, prompt) -> list[str]:
-        """Texts of the chunks that a prompt would be served from the store, in order."""
+    def chunks_in(self, text: str) -> list[str]:
+        """Texts of the chunks that a question behind a text would be served with, in order."""
         decode = self.corpus.engine.loaded.tokenizer.decode
-        plan = self.corpus.plan(prompt).plan
+        plan = self.corpus.plan(f"{text} Who sat?").plan
         return [decode(part.token_ids) for part in plan.cached if part.label != "(prefix)"]
 
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import pytest
 from langchain_core.vectorstores import InMemoryVectorStore
 from langchain_tests.integration_tests import (
-    AsyncDocumentIndexTestSuite,
-    DocumentIndexerTestSuite,
     RetrieversIntegrationTests,
     VectorStoreIntegrationTests,
+)
+from langchain_tests.integration_tests.indexer import (
+    AsyncDocumentIndexTestSuite,
+    DocumentIndexerTestSuite,
 )
 
 from langchain_pc_rag import PromptCacheIndex, PromptCacheVectorStore
