@@ -16,6 +16,7 @@ from tests.support.engines import SpyStore
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from concurrent.futures import Future
 
 
 class WordEmbeddings(Embeddings):
@@ -71,6 +72,20 @@ def counted_corpus(**settings) -> Iterator[CountedCorpus]:
         Corpus(engine, has_retrieval=False) as corpus,
     ):
         yield CountedCorpus(corpus, entries)
+
+
+def warmings(corpus: Corpus) -> list[tuple[list[str], Future[int]]]:
+    """What is warmed from now on: texts, and what they came to."""
+    begun: list[tuple[list[str], Future[int]]] = []
+    warm = corpus.warm
+
+    def noted(texts) -> Future[int]:
+        texts = list(texts)
+        begun.append((texts, warm(texts)))
+        return begun[-1][1]
+
+    corpus.warm = noted
+    return begun
 
 
 def texts_as_documents(*texts: str, **metadata: object) -> list[Document]:

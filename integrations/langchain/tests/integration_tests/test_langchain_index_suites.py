@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from langchain_core.vectorstores import InMemoryVectorStore
+from langchain_pc_rag import PromptCacheIndex, PromptCacheVectorStore
 from langchain_tests.integration_tests import (
     RetrieversIntegrationTests,
     VectorStoreIntegrationTests,
@@ -13,7 +14,6 @@ from langchain_tests.integration_tests.indexer import (
     DocumentIndexerTestSuite,
 )
 
-from langchain_pc_rag import PromptCacheIndex, PromptCacheVectorStore
 from tests.support.corpora import TEXTS
 from tests.support.langchain_stores import counted_corpus, texts_as_documents, word_store
 

@@ -1,13 +1,12 @@
 from __future__ import annotations
 
 import pytest
-from langchain_core.documents import Document
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage
 from langchain_core.prompts import PromptTemplate, format_document
-
 from langchain_pc_rag import format_chunks, message_chunks
 from langchain_pc_rag.chunks import mark_chunks
-from pc_rag.corpus import chunk_id_of
+
+from pc_rag.corpus import Document, chunk_id_of
 from pc_rag.errors import PromptError
 from pc_rag.model.conversation import ChatMessage
 from tests.support.corpora import CAT, DOG, FISH, SHORT, TEXTS, chunk_uses
@@ -147,14 +146,8 @@ def test_chunks_are_hits_when_written_with_any_prompt_and_separator(separator, d
     blocks = format_chunks(documents, separator=separator, document_prompt=document_prompt)
     text, chunks = message_chunks(HumanMessage(content=[*blocks, "\nWho sat?"]))
     with counted_corpus() as counted:
-        counted.corpus.add([_whole(each) for each in documents])
+        counted.corpus.add([Document(each.page_content, is_whole=True) for each in documents])
         num_encoded = counted.num_encoded
         answer = counted.corpus.generate([ChatMessage("user", text, chunks=chunks)], SHORT)
         assert [use.hit_kind is not None for use in chunk_uses(answer)] == [True] * len(TEXTS)
         assert counted.num_encoded == num_encoded
-
-
-def _whole(document: Document):
-    from pc_rag.corpus import Document as CorpusDocument  # noqa: PLC0415 - two of one name
-
-    return CorpusDocument(document.page_content, is_whole=True)

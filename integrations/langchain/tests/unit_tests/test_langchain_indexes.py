@@ -6,8 +6,8 @@ import pytest
 from langchain_core.documents import Document
 from langchain_core.indexing import InMemoryRecordManager, aindex, index
 from langchain_core.vectorstores import InMemoryVectorStore
-
 from langchain_pc_rag import PromptCacheIndex
+
 from pc_rag.errors import IngestError, StoreIOError
 from tests.support.corpora import CAT, DOG, FISH, SHORT, TEXTS, chunk_uses
 from tests.support.langchain_stores import (
@@ -185,8 +185,8 @@ async def test_corpus_goes_back_when_the_vector_store_fails(counted, is_async):
     documents = _index(counted, FailingStore(WordEmbeddings()))
     documents.upsert([Document(page_content=CAT, id="1")])
     documents.vectorstore.is_down = True
+    items = [Document(page_content=EDITED, id="1"), Document(page_content=DOG, id="2")]
     with pytest.raises(ConnectionError, match="the database is down"):
-        items = [Document(page_content=EDITED, id="1"), Document(page_content=DOG, id="2")]
         await _upsert(documents, items, is_async=is_async)
     assert counted.chunks_in(f"{CAT} {EDITED} {DOG}") == [CAT]
     assert counted.stats.num_documents == 1
@@ -339,9 +339,7 @@ def test_nothing_is_encoded_when_only_metadata_is_indexed_anew(counted, cleanup)
     documents, records = _index(counted), _records()
     _run(documents, texts_as_documents(source="a.txt", page="1"), records, cleanup=cleanup)
     num_encoded = counted.num_encoded
-    result = _run(
-        documents, texts_as_documents(source="a.txt", page="2"), records, cleanup=cleanup
-    )
+    result = _run(documents, texts_as_documents(source="a.txt", page="2"), records, cleanup=cleanup)
     assert result["num_added"] == 3
     assert counted.num_encoded == num_encoded
     assert counted.chunks_in(" ".join(TEXTS)) == list(TEXTS)
