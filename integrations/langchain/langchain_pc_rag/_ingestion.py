@@ -93,14 +93,14 @@ class Ingestion:
             raise
         return await run_in_executor(None, self._settled, documents, ids, provisional, given)
 
-    def delete(self, ids: Sequence[str], **options: Any) -> Deletion:  # noqa: ANN401 - the store's own
+    def delete(self, ids: Sequence[str], **options: Any) -> Deletion:
         """Delete the documents that the store has of these ids; others are no failure."""
         stored = self._stored(ids)
         present = _present(ids, stored)
         is_refused = bool(present) and self.vectorstore.delete(present, **options) is False
         return self._deleted(ids, present, is_refused=is_refused, is_certain=stored is not None)
 
-    async def adelete(self, ids: Sequence[str], **options: Any) -> Deletion:  # noqa: ANN401 - the store's own
+    async def adelete(self, ids: Sequence[str], **options: Any) -> Deletion:
         """As ``delete``; the corpus works off the event loop."""
         stored = await self._astored(ids)
         present = _present(ids, stored)

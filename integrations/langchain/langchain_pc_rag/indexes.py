@@ -1,17 +1,14 @@
 """A document index whose documents are encoded when they are added."""
 
-# ruff: noqa: ANN401 - LangChain's signatures pass on arguments of any type
-# ruff: noqa: TC001, TC002, TC003 - pydantic and langgraph evaluate annotations
 # ruff: noqa: ARG002 - LangChain passes more than is needed
 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from langchain_core.documents import Document
-from langchain_core.indexing import DeleteResponse, DocumentIndex, UpsertResponse
+from langchain_core.indexing import DeleteResponse, UpsertResponse
+from langchain_core.indexing.base import DocumentIndex
 from langchain_core.vectorstores import VectorStore
 from pydantic import ConfigDict, Field
 
@@ -19,10 +16,13 @@ from langchain_pc_rag._ingestion import Ingestion, required_ids
 from pc_rag.corpus import Corpus
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from langchain_core.callbacks import (
         AsyncCallbackManagerForRetrieverRun,
         CallbackManagerForRetrieverRun,
     )
+    from langchain_core.documents import Document
     from langchain_core.retrievers import LangSmithRetrieverParams
 
     from langchain_pc_rag._ingestion import Deletion

@@ -1,11 +1,9 @@
 """Middleware of agents: retrieval in the system message, and chunks in tools' answers."""
 
-# ruff: noqa: TC003 - pydantic and langgraph evaluate annotations
 # ruff: noqa: ARG002 - LangChain passes more than is needed
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Annotated, Any, NotRequired, cast
 
 from langchain_core.documents import Document
@@ -33,7 +31,7 @@ from langchain.agents.middleware import AgentMiddleware, AgentState  # noqa: E40
 from langchain.agents.middleware.types import PrivateStateAttr  # noqa: E402
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Awaitable, Callable, Sequence
 
     from langchain.agents.middleware import ModelRequest, ModelResponse, ToolCallRequest
     from langchain_core.messages import AnyMessage

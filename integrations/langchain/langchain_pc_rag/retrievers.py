@@ -1,8 +1,5 @@
 """Retrievers that have the chunks' keys and values loaded while the prompt is being built."""
 
-# ruff: noqa: ANN401 - LangChain's signatures pass on arguments of any type
-# ruff: noqa: TC001, TC002 - pydantic and langgraph evaluate annotations
-
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any

@@ -1,7 +1,5 @@
 """A vector store whose documents are encoded when they are added."""
 
-# ruff: noqa: ANN401 - LangChain's signatures pass on arguments of any type
-
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Self
