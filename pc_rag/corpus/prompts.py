@@ -78,11 +78,11 @@ class CorpusPrompts:
 
     def plan(self, prompt: TextPrompt) -> Request:
         """See ``Corpus.plan``."""
-        return self._plan(self._cut(prompt, self._lookup.find), lambda place: place.text)
+        return self._plan(self._recognised(prompt), lambda place: place.text)
 
     def head_before_chunk(self, prompt: TextPrompt) -> TokenIds:
         """The tokens before the first chunk of a prompt; none where no chunk stands in it."""
-        cut = self._cut(prompt, self._lookup.find)
+        cut = self._recognised(prompt)
         has_chunk = any(isinstance(piece, ChunkPlace) for piece in cut)
         return head_of(cut) if has_chunk else ()
 
@@ -109,11 +109,21 @@ class CorpusPrompts:
         messages = self._format.messages(question, [mark for _, mark in places])
         return messages, InOrder(places)
 
-    def _cut(self, prompt: TextPrompt, find: Finder) -> list[CutPiece]:
+    def _recognised(self, prompt: TextPrompt) -> list[CutPiece]:
+        """A prompt cut at the chunks that its messages name, and at those that stand in it."""
+        return self._cut(prompt, self._lookup.find, chunk_of=self._lookup.find_whole)
+
+    def _cut(
+        self,
+        prompt: TextPrompt,
+        find: Finder,
+        *,
+        chunk_of: Callable[[str], str | None] = lambda _: None,
+    ) -> list[CutPiece]:
         if isinstance(prompt, str):
             return cut_plain_text(self._engine, prompt, find)
         pieces = self._engine.chat_format.render(as_conversation(prompt))
-        return cut_conversation(self._engine, pieces, find)
+        return cut_conversation(self._engine, pieces, find, chunk_of=chunk_of)
 
 
 def _open_ended(head: TextPrompt) -> TextPrompt:

@@ -221,6 +221,15 @@ class Generation:
         with suppress(StoreError, MemoryError, torch.OutOfMemoryError):
             remember(tree, self._plan, view, self._generated, namespace=self._machinery.namespace)
 
+    def _remember_answer(self, text: str) -> None:
+        """Have the answer's tokens known again where its text comes back in a conversation."""
+        machinery, token_ids = self._machinery, tuple(self._generated)
+        tokenizer = machinery.loaded.tokenizer
+        if machinery.prefix_tree is None or self._stops.is_stopped:
+            return  # nothing holds their KV, or the text ends before its tokens do
+        if tokenizer.control_ids.isdisjoint(token_ids) and tokenizer.decode(token_ids) == text:
+            machinery.answers.remember(text, token_ids)
+
     def _end(self, *, has_failed: bool) -> None:
         """Give everything back and account for the request, exactly once."""
         machinery = self._machinery
@@ -251,8 +260,11 @@ class Generation:
             tenant=tenant,
         )
         machinery.stats.record(metrics)
+        text = "".join(self._text)
+        if self._reuse:
+            self._remember_answer(text)
         self.completion = Completion(
-            text="".join(self._text),
+            text=text,
             token_ids=tuple(self._generated),
             finish_reason=self._finish,
             metrics=metrics,

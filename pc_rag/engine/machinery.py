@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from pc_rag.kv.key import VisibilityContext
     from pc_rag.kv.prefix_tree import PrefixTree
     from pc_rag.metrics import CacheStats
+    from pc_rag.model.answer_memory import AnswerMemory
     from pc_rag.model.loading import LoadedModel
     from pc_rag.model.runner import Runner
     from pc_rag.model.template_encoder import TemplateEncoder
@@ -30,6 +31,7 @@ class Machinery:
         source: Gives entries.
         text_encoder: Tokens of text and of the chat template's role markers.
         prefix_tree: The exact prefix cache; ``None`` where it is switched off.
+        answers: What the model has generated, to be known again in a conversation.
         stats: Takes the metrics.
         storage_dtype: Numeric type of entries.
         max_position: Position IDs that a request may use.
@@ -41,6 +43,7 @@ class Machinery:
     source: EntrySource
     text_encoder: TemplateEncoder
     prefix_tree: PrefixTree | None
+    answers: AnswerMemory
     stats: CacheStats
     storage_dtype: StorageDtype
     max_position: int

@@ -32,6 +32,7 @@ from pc_rag.types import Role
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from pc_rag.model.answer_memory import AnswerMemory
     from pc_rag.model.conversation import Conversation
     from pc_rag.model.tokenizer import TextTokenizer
     from pc_rag.types import TokenIds
@@ -57,6 +58,8 @@ class PieceKind(StrEnum):
     """The chat template: role markers, separators, texts of its own."""
     CONTENT = "content"
     """A message."""
+    ANSWER = "answer"
+    """A message that the model itself has generated: its tokens are those it generated."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,11 +70,13 @@ class ChatPiece:
         kind: Where it comes from.
         text: Its text, as the template places it (trimmed if the template trims).
         token_ids: Its tokens; the prompt is the pieces' ids joined, nothing more.
+        chunks: Of a content: ``ChatMessage.chunks`` of its message.
     """
 
     kind: PieceKind
     text: str
     token_ids: TokenIds
+    chunks: tuple[str, ...] = ()
 
 
 class _Trim(IntEnum):
@@ -106,10 +111,13 @@ class ChatFormat:
 
     Args:
         tokenizer: The model's tokenizer with its chat template, if it has one.
+        answers: What the model has generated before; assistant messages of just that text keep
+            their generated tokens.
     """
 
-    def __init__(self, tokenizer: TextTokenizer) -> None:
+    def __init__(self, tokenizer: TextTokenizer, *, answers: AnswerMemory | None = None) -> None:
         self._tokenizer = tokenizer
+        self._answers = answers
 
     @property
     def has_template(self) -> bool:
@@ -212,9 +220,18 @@ class ChatFormat:
                 ids = self._tokenizer.encode_template(control, is_first=not pieces)
                 pieces.append(ChatPiece(PieceKind.CONTROL, control, ids))
             if index < len(contents) and contents[index]:
-                ids = self._tokenizer.encode_text(contents[index], is_first=not pieces)
-                pieces.append(ChatPiece(PieceKind.CONTENT, contents[index], ids))
+                message = messages[skeleton.order[index]]
+                pieces.append(self._content(message, contents[index], is_first=not pieces))
         return pieces
+
+    def _content(self, message: ChatMessage, text: str, *, is_first: bool) -> ChatPiece:
+        """The piece of a message whose content the template places as ``text``."""
+        if message.role is Role.ASSISTANT and self._answers is not None:
+            generated = self._answers.token_ids_of(text)
+            if generated is not None:
+                return ChatPiece(PieceKind.ANSWER, text, generated)
+        ids = self._tokenizer.encode_text(text, is_first=is_first)
+        return ChatPiece(PieceKind.CONTENT, text, ids, message.chunks)
 
     def _with_bos(self, pieces: list[ChatPiece]) -> tuple[ChatPiece, ...]:
         bos_ids = self._tokenizer.bos_ids
