@@ -10,16 +10,38 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from langchain_pc_rag.chat_models import ChatPcRag
+    from langchain_pc_rag.chunks import format_chunks, message_chunks
+    from langchain_pc_rag.embeddings import PcRagEmbeddings
+    from langchain_pc_rag.indexes import PromptCacheIndex
     from langchain_pc_rag.llms import PcRagLLM
+    from langchain_pc_rag.middleware import PromptCacheMiddleware
+    from langchain_pc_rag.retrievers import WarmingRetriever, warm_documents
+    from langchain_pc_rag.vectorstores import PromptCacheVectorStore
 
 __all__ = [
     "ChatPcRag",
+    "PcRagEmbeddings",
     "PcRagLLM",
+    "PromptCacheIndex",
+    "PromptCacheMiddleware",
+    "PromptCacheVectorStore",
+    "WarmingRetriever",
+    "format_chunks",
+    "message_chunks",
+    "warm_documents",
 ]
 
 _HOMES = {
     "ChatPcRag": "langchain_pc_rag.chat_models",
+    "PcRagEmbeddings": "langchain_pc_rag.embeddings",
     "PcRagLLM": "langchain_pc_rag.llms",
+    "PromptCacheIndex": "langchain_pc_rag.indexes",
+    "PromptCacheMiddleware": "langchain_pc_rag.middleware",
+    "PromptCacheVectorStore": "langchain_pc_rag.vectorstores",
+    "WarmingRetriever": "langchain_pc_rag.retrievers",
+    "format_chunks": "langchain_pc_rag.chunks",
+    "message_chunks": "langchain_pc_rag.chunks",
+    "warm_documents": "langchain_pc_rag.retrievers",
 }
 
 
