@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from pc_rag.engine.entry_source import EntrySource
     from pc_rag.kv.key import VisibilityContext
     from pc_rag.kv.prefix_tree import PrefixTree
-    from pc_rag.metrics import CacheStats
+    from pc_rag.metrics import CacheStats, PrefillRate
     from pc_rag.model.loading import LoadedModel
     from pc_rag.model.runner import Runner
     from pc_rag.model.template_encoder import TemplateEncoder
@@ -31,6 +31,7 @@ class Machinery:
         text_encoder: Tokens of text and of the chat template's role markers.
         prefix_tree: The exact prefix cache; ``None`` where it is switched off.
         stats: Takes the metrics.
+        prefill_rate: Learns how fast the model prefills.
         storage_dtype: Numeric type of entries.
         max_position: Position IDs that a request may use.
     """
@@ -42,6 +43,7 @@ class Machinery:
     text_encoder: TemplateEncoder
     prefix_tree: PrefixTree | None
     stats: CacheStats
+    prefill_rate: PrefillRate
     storage_dtype: StorageDtype
     max_position: int
 

@@ -20,7 +20,7 @@ from pc_rag.kv.memory_tier import MemoryTier
 from pc_rag.kv.prefix_tree import PrefixTree
 from pc_rag.kv.tiered_store import TieredStore
 from pc_rag.layout.plan import Fresh, RequestPlan
-from pc_rag.metrics import CacheStats, Phase, Stopwatch
+from pc_rag.metrics import CacheStats, Phase, PrefillRate, Stopwatch
 from pc_rag.model.chat import ChatFormat
 from pc_rag.model.conversation import TextPrompt, as_conversation
 from pc_rag.model.detect_rope import detect_rope
@@ -73,7 +73,8 @@ class PromptCache:
         self.store = store
         self._owns_store = False
         self.runner = Runner(loaded.model, detect_rope(loaded.model))
-        self.source = EntrySource(store, self.runner)
+        prefill_rate = PrefillRate()
+        self.source = EntrySource(store, self.runner, rate=prefill_rate)
         self.chat_format = ChatFormat(loaded.tokenizer)
         self.stats = CacheStats()
         self.prefix_tree = PrefixTree(config.prefix_cache_bytes)
@@ -86,6 +87,7 @@ class PromptCache:
             text_encoder=TemplateEncoder(loaded.tokenizer),
             prefix_tree=self.prefix_tree if config.prefix_cache_bytes else None,
             stats=self.stats,
+            prefill_rate=prefill_rate,
             storage_dtype=_storage_dtype(config, loaded.dtype),
             max_position=self.max_position,
         )
