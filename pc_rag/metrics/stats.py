@@ -61,6 +61,7 @@ class GroupStats:
         qualified_hits: Hits that could have been better, by reason (another prefix, a part only).
         saved_seconds: Estimated time that stored KV saved: ``RequestMetrics.saved_seconds``, summed
             over the requests that know it.
+        num_known_savings: Those requests.
         num_unknown_savings: Requests with metrics whose saving is unknown, because the model's
             prefill rate was.
         ttft: Times to the first token.
@@ -76,6 +77,7 @@ class GroupStats:
     module_misses: Mapping[MissReason, int] = field(default_factory=dict, hash=False)
     qualified_hits: Mapping[MissReason, int] = field(default_factory=dict, hash=False)
     saved_seconds: float = 0.0
+    num_known_savings: int = 0
     num_unknown_savings: int = 0
     ttft: Summary = field(default_factory=Summary)
     tpot: Summary = field(default_factory=Summary)
@@ -156,6 +158,7 @@ class _Group:
         self.module_misses: Counter[MissReason] = Counter()
         self.qualified_hits: Counter[MissReason] = Counter()
         self.saved_seconds = 0.0
+        self.num_known_savings = 0
         self.num_unknown_savings = 0
         self.ttft = Durations(max_samples)
         self.tpot = Durations(max_samples)
@@ -175,6 +178,7 @@ class _Group:
             self.num_unknown_savings += 1
         else:
             self.saved_seconds += metrics.saved_seconds
+            self.num_known_savings += 1
         self.ttft.add(metrics.ttft_seconds)
         self.tpot.add(metrics.tpot_seconds)
 
@@ -276,6 +280,7 @@ def _freeze(groups: tuple[_Group, ...], *, template: str = "", tenant: str = "")
         module_misses=_sum_counts(MissReason, (group.module_misses for group in groups)),
         qualified_hits=_sum_counts(MissReason, (group.qualified_hits for group in groups)),
         saved_seconds=sum(group.saved_seconds for group in groups),
+        num_known_savings=sum(group.num_known_savings for group in groups),
         num_unknown_savings=sum(group.num_unknown_savings for group in groups),
         ttft=summarize([group.ttft for group in groups]),
         tpot=summarize([group.tpot for group in groups]),

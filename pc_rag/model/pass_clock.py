@@ -55,7 +55,8 @@ class PassClock:
         started, ended = self._events
         if not ended.query():  # type: ignore[no-untyped-call]  # torch leaves it untyped
             return None
-        return started.elapsed_time(ended) / 1000
+        milliseconds: float = started.elapsed_time(ended)
+        return milliseconds / 1000
 
 
 def _event() -> torch.cuda.Event:
