@@ -84,7 +84,9 @@ def stats_text(snapshot: StatsSnapshot) -> str:
     if snapshot.groups:
         lines += ["", table_text(_HEADER, [_row(each) for each in (*snapshot.groups, total)])]
     lines.append("")
-    if total.module_hit_rate is None:
+    if not total.num_requests:
+        lines.append("modules: no request was counted")
+    elif total.module_hit_rate is None:
         lines.append(f"modules: {NOTHING_TO_HIT}")
     else:
         lines += misses_text(total.module_misses, title="misses")
