@@ -17,13 +17,17 @@ if TYPE_CHECKING:
         RunTimes,
         TTFTHandler,
     )
+    from langchain_pc_rag.chat_models import ChatPcRag
     from langchain_pc_rag.compare import Comparison, compare_chains
+    from langchain_pc_rag.llms import PcRagLLM
 
 __all__ = [
     "CacheHitHandler",
     "CallOutcome",
+    "ChatPcRag",
     "Comparison",
     "DocumentOutcome",
+    "PcRagLLM",
     "RunReport",
     "RunTimes",
     "TTFTHandler",
@@ -33,8 +37,10 @@ __all__ = [
 _HOMES = {
     "CacheHitHandler": "langchain_pc_rag.callbacks",
     "CallOutcome": "langchain_pc_rag.callbacks",
+    "ChatPcRag": "langchain_pc_rag.chat_models",
     "Comparison": "langchain_pc_rag.compare",
     "DocumentOutcome": "langchain_pc_rag.callbacks",
+    "PcRagLLM": "langchain_pc_rag.llms",
     "RunReport": "langchain_pc_rag.callbacks",
     "RunTimes": "langchain_pc_rag.callbacks",
     "TTFTHandler": "langchain_pc_rag.callbacks",
