@@ -21,7 +21,7 @@ from pc_rag.kv.memory_tier import MemoryTier
 from pc_rag.kv.prefix_tree import PrefixTree
 from pc_rag.kv.tiered_store import TieredStore
 from pc_rag.layout.plan import Fresh, RequestPlan
-from pc_rag.metrics import CacheStats, Phase, Stopwatch
+from pc_rag.metrics import CacheStats, Phase, PrefillRate, Stopwatch
 from pc_rag.model.answer_memory import AnswerMemory
 from pc_rag.model.chat import ChatFormat
 from pc_rag.model.conversation import TextPrompt, as_conversation
@@ -76,7 +76,8 @@ class PromptCache:
         self.store = store
         self._owns_store = False
         self.runner = Runner(loaded.model, detect_rope(loaded.model))
-        self.source = EntrySource(store, self.runner)
+        prefill_rate = PrefillRate()
+        self.source = EntrySource(store, self.runner, rate=prefill_rate)
         answers = AnswerMemory()
         self.chat_format = ChatFormat(loaded.tokenizer, answers=answers)
         self.stats = CacheStats()
@@ -92,6 +93,7 @@ class PromptCache:
             prefix_tree=self.prefix_tree if config.prefix_cache_bytes else None,
             answers=answers,
             stats=self.stats,
+            prefill_rate=prefill_rate,
             storage_dtype=_storage_dtype(config, loaded.dtype),
             max_position=self.max_position,
         )
