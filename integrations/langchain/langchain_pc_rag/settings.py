@@ -14,7 +14,7 @@ from pc_rag.errors import ConfigError
 from pc_rag.serving import Call, Host, HostSettings, generation_config, open_host
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncGenerator
     from concurrent.futures import Future
 
     from pc_rag.model.conversation import TextPrompt
@@ -197,7 +197,7 @@ class PcRagSettings(BaseModel):
         }
 
 
-async def pulled(stream: ReplyStream) -> AsyncIterator[str]:
+async def pulled(stream: ReplyStream) -> AsyncGenerator[str]:
     """A reply's text, computed in threads: the event loop goes on meanwhile.
 
     A task that is cancelled, or a consumer that leaves, ends the generation within a token.
