@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
@@ -20,7 +21,8 @@ from pc_rag.kv.memory_tier import MemoryTier
 from pc_rag.kv.prefix_tree import PrefixTree
 from pc_rag.kv.tiered_store import TieredStore
 from pc_rag.layout.plan import Fresh, RequestPlan
-from pc_rag.metrics import CacheStats, Phase, Stopwatch
+from pc_rag.metrics import CacheStats, Phase, PrefillRate, Stopwatch
+from pc_rag.model.answer_memory import AnswerMemory
 from pc_rag.model.chat import ChatFormat
 from pc_rag.model.conversation import TextPrompt, as_conversation
 from pc_rag.model.detect_rope import detect_rope
@@ -74,8 +76,10 @@ class PromptCache:
         self.store = store
         self._owns_store = False
         self.runner = Runner(loaded.model, detect_rope(loaded.model))
-        self.source = EntrySource(store, self.runner)
-        self.chat_format = ChatFormat(loaded.tokenizer)
+        prefill_rate = PrefillRate()
+        self.source = EntrySource(store, self.runner, rate=prefill_rate)
+        answers = AnswerMemory()
+        self.chat_format = ChatFormat(loaded.tokenizer, answers=answers)
         self.stats = CacheStats()
         self.prefix_tree = PrefixTree(config.prefix_cache_bytes)
         self.max_position = min(loaded.max_position, config.context_limit or loaded.max_position)
@@ -87,7 +91,9 @@ class PromptCache:
             text_encoder=TemplateEncoder(loaded.tokenizer),
             grammars=GrammarCompiler(loaded.tokenizer),
             prefix_tree=self.prefix_tree if config.prefix_cache_bytes else None,
+            answers=answers,
             stats=self.stats,
+            prefill_rate=prefill_rate,
             storage_dtype=_storage_dtype(config, loaded.dtype),
             max_position=self.max_position,
         )
@@ -102,6 +108,7 @@ class PromptCache:
         config: EngineConfig | None = None,
         dtype: torch.dtype | str = "auto",
         device: torch.device | str = "auto",
+        chat_template: str | None = None,
     ) -> Self:
         """Load a model and open a store.
 
@@ -112,14 +119,21 @@ class PromptCache:
             config: Capacities and policies.
             dtype: Compute dtype; ``"auto"`` is bfloat16 on CUDA and float32 on CPU.
             device: Where the model runs; ``"auto"`` takes CUDA where it is there.
+            chat_template: Jinja source that takes the place of the model's own chat template.
 
         Raises:
             ModelError: The model cannot be loaded or is not supported.
+            ConfigError: A chat template that is not Jinja, or one for a model that is loaded.
             StoreError: The store cannot be opened.
         """
         config = config or EngineConfig()
         if not isinstance(model, LoadedModel):
-            model = load_model(model, dtype=dtype, device=device)
+            model = load_model(model, dtype=dtype, device=device, chat_template=chat_template)
+        elif chat_template is not None:
+            raise ConfigError(
+                "chat_template was given with a model that is loaded already, whose fingerprint it "
+                "would change; give it to load_model or wrap_model"
+            )
         is_lent = not (store is None or isinstance(store, (str, Path)))
         if store is None:
             store = MemoryTier(config.memory_bytes)
@@ -152,9 +166,10 @@ class PromptCache:
         config: GenerationConfig | None = None,
         *,
         reuse: bool | None = None,
+        template: str | None = None,
     ) -> Completion:
         """Run a prompt to its end; see ``stream``."""
-        stream = self.stream(prompt, config, reuse=reuse)
+        stream = self.stream(prompt, config, reuse=reuse, template=template)
         with stream:
             for _ in stream:
                 pass
@@ -166,6 +181,7 @@ class PromptCache:
         config: GenerationConfig | None = None,
         *,
         reuse: bool | None = None,
+        template: str | None = None,
     ) -> CompletionStream:
         """Run a prompt, giving text as it comes.
 
@@ -175,6 +191,8 @@ class PromptCache:
             config: How to choose tokens and when to stop; greedy by default.
             reuse: ``False`` runs the uncached arm: the same tokens at the same positions, all of
                 them computed. ``None`` does as the engine's configuration says.
+            template: Label in the metrics; by default the schema's name, ``"chat"``, ``"text"``, or
+                what the request says.
 
         Raises:
             PromptError: The prompt is empty or does not fit its schema.
@@ -185,7 +203,7 @@ class PromptCache:
         watch = self.start_watch()
         with watch.measure(Phase.PLAN):
             request = prompt if isinstance(prompt, Request) else self.plan(prompt)
-        return self.run(request, config, watch=watch, reuse=reuse)
+        return self.run(request, config, watch=watch, reuse=reuse, template=template)
 
     def run(
         self,
@@ -194,8 +212,11 @@ class PromptCache:
         *,
         watch: Stopwatch,
         reuse: bool | None = None,
+        template: str | None = None,
     ) -> CompletionStream:
         """Run a planned request on a clock that its planner started; see ``stream``."""
+        if template is not None:
+            request = replace(request, template=template)
         generation = Generation(
             self._machinery,
             request,

@@ -23,6 +23,7 @@ ROOMS = (
     ("model",),
     ("engine",),
     ("corpus",),
+    ("serving",),
     ("quality",),
     ("cli",),
 )
