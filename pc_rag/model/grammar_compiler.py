@@ -135,7 +135,7 @@ class GrammarCompiler:
         self._capacity = capacity
         self._lock = threading.Lock()  # held within a call only, never across one
         self._ll_tokenizer: Any = None
-        self._vocab_size = tokenizer.backend.get_vocab_size(with_added_tokens=True)
+        self._vocab_size = 0
         self._compiled: OrderedDict[Grammar, Any] = OrderedDict()
 
     def start(self, grammar: Grammar) -> GrammarMatcher:

@@ -229,11 +229,12 @@ def test_grammar_is_refused_before_anything_runs_when_it_is_not_supported(engine
     assert engine.stats.snapshot().total.num_requests == before
 
 
-def test_request_fails_and_the_next_works_when_the_vocabulary_lacks_a_token():
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_request_fails_and_the_next_works_when_the_vocabulary_lacks_a_token(temperature):
     """A grammar that the vocabulary cannot write is an error that says so, not a loop."""
     engine = tiny_engine(vocab_size=98)  # ids 0 to 97: no letter behind "a"
     with pytest.raises(GenerationError, match="vocabulary") as caught:
-        engine.generate("AB", constrained(Grammar.regex("aab")))
+        engine.generate("AB", constrained(Grammar.regex("aab"), temperature=temperature))
     assert "'aa'" in str(caught.value)
     assert engine.generate("AB", constrained(Grammar.regex("aaa"))).text == "aaa"
 
