@@ -138,5 +138,5 @@ def test_references_resolve_when_schemas_of_tools_are_put_together():
 @pytest.mark.parametrize(("tools", "choice"), [([], None), ([CLOCK], "weather")])
 def test_forced_call_is_refused_when_there_is_no_such_tool(tools, choice):
     """The message names the tools there are."""
-    with pytest.raises(PromptError, match="the tools are: ('clock'|none)"):
+    with pytest.raises(PromptError, match=r"the tools are: ('clock'|none)"):
         tool_call_schema(TAGGED, tools, choice)

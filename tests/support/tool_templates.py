@@ -11,7 +11,8 @@ _PROMPT = "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif
 
 TAGGED_TEMPLATE = (
     "{% if tools %}{{ '<|im_start|>system\nTools:\n' }}"
-    "{% for tool in tools %}{{ tool | tojson }}{{ '\n' }}{% endfor %}{{ '<|im_end|>\n' }}{% endif %}"
+    "{% for tool in tools %}{{ tool | tojson }}{{ '\n' }}{% endfor %}"
+    "{{ '<|im_end|>\n' }}{% endif %}"
     "{% for m in messages %}"
     "{% if m.role == 'tool' %}"
     "{{ '<|im_start|>user\n<result>\n' + m.content + '\n</result><|im_end|>\n' }}"
