@@ -54,14 +54,18 @@ class Escape:
         num_json: How often it is written as a JSON string, the quotes left out; mostly 0 or 1.
         is_ascii: Whether that JSON is ASCII only.
         others: Code points that are written otherwise, and how.
+        is_python: Whether it is written as a part of a Python value, between single quotes.
     """
 
     num_json: int = 0
     is_ascii: bool = False
     others: tuple[tuple[int, str], ...] = ()
+    is_python: bool = False
 
     def apply(self, text: str) -> str:
         """The text as the template would have written it."""
+        if self.is_python:
+            return repr("'\"" + text)[len("''\"'") : -1]  # with both, Python takes single quotes
         for _ in range(self.num_json):
             text = json.dumps(text, ensure_ascii=self.is_ascii)[1:-1]
         return text.translate(dict(self.others)) if self.others else text
@@ -168,6 +172,8 @@ def _find_escape(seen: str) -> Escape:
     shown = dict(zip(_PROBES, match.groups(), strict=True))
     quote, letter = shown.pop('"'), shown.pop("\u00e9")
     quoted = '"'
+    if (quote, shown["'"]) == ('"', "\\'"):
+        return Escape(is_python=True)
     num_json = 0
     for depth in range(1, _MAX_JSON_DEPTH + 1):
         quoted = json.dumps(quoted)[1:-1]

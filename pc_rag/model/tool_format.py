@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _PROBE_USER = {"role": "user", "content": "probe"}
 _PROBE_TEXT = "pcRagProbeText"
 _CALLS: tuple[dict[str, Any], ...] = (
-    {"id": "pcRagId01", "name": "pc_rag_probe", "arguments": {"pc_rag_key": "probed"}},
+    {"id": "pcRagId01", "name": "pc_rag_probe", "arguments": {"pc_rag_key": "pc_rag_value"}},
     {"id": "pcRagId02", "name": "pc_rag_other", "arguments": {"pc_rag_key": "again"}},
 )
 """Nine letters and digits name a call: some templates refuse other identifiers."""
@@ -214,7 +214,7 @@ def shows_probe_call(render: Render, *, as_text: bool) -> bool:
         text = render([_PROBE_USER, _calling(_CALLS[:1], as_text=as_text)])
     except TemplateRefusal:
         return False
-    return text.count(PROBE_NAME) > render([_PROBE_USER]).count(PROBE_NAME)
+    return all(value in text for value in _CALLS[0]["arguments"].values())
 
 
 def shows_json_call(render: Render, *, as_text: bool) -> bool:
