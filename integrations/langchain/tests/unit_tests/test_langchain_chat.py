@@ -119,9 +119,7 @@ def test_answer_is_short_when_a_call_allows_few_tokens(corpus):
 def test_sampling_follows_the_call_when_temperature_and_seed_are_given(llm):
     """The same seed gives the same answer, another one another."""
     settings = {"temperature": 5.0, "max_tokens": 20}
-    first, again, other = (
-        llm.invoke("Hi", seed=seed, **settings).content for seed in (1, 1, 2)
-    )
+    first, again, other = (llm.invoke("Hi", seed=seed, **settings).content for seed in (1, 1, 2))
     assert first == again != other
 
 
