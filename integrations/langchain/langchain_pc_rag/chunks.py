@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from langchain_core.prompts import format_document
 
 from pc_rag.corpus import chunk_id_of
+from pc_rag.corpus.planning import find_apart
 from pc_rag.errors import PromptError
 
 if TYPE_CHECKING:
@@ -78,6 +79,7 @@ def mark_chunks(text: str, documents: Sequence[Document]) -> list[ContentBlock]:
         text: Any text.
         documents: Those of them whose ``page_content``, save whitespace at its ends, stands
             verbatim in the text, behind the one before, become blocks with the key of their chunk.
+            A short one is rather found where its ends cut no word.
 
     Returns:
         Text blocks, none of them empty; joined, they are the text.
@@ -86,7 +88,7 @@ def mark_chunks(text: str, documents: Sequence[Document]) -> list[ContentBlock]:
     end = 0
     for document in documents:
         chunk = document.page_content.strip()  # as a corpus keeps it
-        start = text.find(chunk, end) if chunk else -1
+        start = find_apart(text, chunk, end) if chunk else -1
         if start >= 0:
             blocks += [text_block(text[end:start]), _chunk_block(chunk)]
             end = start + len(chunk)

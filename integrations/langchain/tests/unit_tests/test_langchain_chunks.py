@@ -75,6 +75,12 @@ def test_later_document_is_still_marked_when_one_stands_out_of_order():
     assert _chunks(blocks) == [DOG, FISH]
 
 
+def test_short_document_is_found_where_it_stands_apart_when_a_word_holds_it():
+    """A document whose text is part of a header's word is marked behind the header."""
+    [header, chunk] = mark_chunks("Context: text", texts_as_documents("text"))
+    assert (header["text"], chunk["text"]) == ("Context: ", "text")
+
+
 def test_message_gives_text_and_chunks_when_it_holds_blocks():
     """What ``format_chunks`` wrote is read back: the whole text, and the chunks in order."""
     blocks = format_chunks(texts_as_documents(source="a.txt"), document_prompt=HEADER)
@@ -141,13 +147,13 @@ def test_tool_answer_is_read_when_it_holds_blocks():
 @pytest.mark.parametrize("separator", ["\n\n", "", " ", "\n---\n", "e"])
 @pytest.mark.parametrize("document_prompt", [None, HEADER])
 def test_chunks_are_hits_when_written_with_any_prompt_and_separator(separator, document_prompt):
-    """Documents are served from the store whatever surrounds them, by structure."""
-    documents = texts_as_documents(source="a.txt")
+    """Documents are served from the store whatever surrounds them, also too short to recognise."""
+    documents = texts_as_documents(*TEXTS, "A cat.", source="a.txt")
     blocks = format_chunks(documents, separator=separator, document_prompt=document_prompt)
     text, chunks = message_chunks(HumanMessage(content=[*blocks, "\nWho sat?"]))
     with counted_corpus() as counted:
         counted.corpus.add([Document(each.page_content, is_whole=True) for each in documents])
         num_encoded = counted.num_encoded
         answer = counted.corpus.generate([ChatMessage("user", text, chunks=chunks)], SHORT)
-        assert [use.hit_kind is not None for use in chunk_uses(answer)] == [True] * len(TEXTS)
+        assert [use.hit_kind is not None for use in chunk_uses(answer)] == [True] * len(documents)
         assert counted.num_encoded == num_encoded
