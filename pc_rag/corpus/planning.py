@@ -113,7 +113,7 @@ class NamedFirst:
         end = 0
         for named in self._named:
             stripped = named.strip()
-            start = _find_apart(text, stripped, end) if stripped else -1
+            start = find_apart(text, stripped, end) if stripped else -1
             if start < 0:
                 continue
             end = start + len(stripped)
@@ -126,7 +126,7 @@ class NamedFirst:
             yield Recognized(each.chunk_id, start + each.start, start + each.end)
 
 
-def _find_apart(text: str, wanted: str, start: int) -> int:
+def find_apart(text: str, wanted: str, start: int) -> int:
     """Where a text stands first, from ``start`` on; rather where its ends cut no word.
 
     A short one may stand in a word before (a chunk ``text`` behind a header ``Context:``).
