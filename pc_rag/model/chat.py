@@ -281,7 +281,12 @@ class ChatFormat:
                 message = prepared.messages[place.message]
                 content = place.fit(message.content)
                 if content:
-                    pieces.append(self._content(message, content, is_first=not pieces))
+                    piece = self._content(message, content, is_first=not pieces)
+                    if piece.kind is PieceKind.ANSWER and not self.has_template:
+                        # It was generated right behind the colon, so there it stands again.
+                        label = pieces.pop().text.removesuffix(" ")
+                        pieces.append(self._piece(label, is_value=False, is_first=not pieces))
+                    pieces.append(piece)
         return pieces
 
     def _piece(self, text: str, *, is_value: bool, is_first: bool) -> ChatPiece:
