@@ -138,25 +138,29 @@ class MissingDependencyError(PromptCacheError):
 
     Args:
         feature: What was asked for.
-        extra: The extra of ``pc-rag`` that brings it.
+        extra: The extra that brings it.
+        distribution: Whose extra it is.
     """
 
-    def __init__(self, feature: str, extra: str) -> None:
+    def __init__(self, feature: str, extra: str, distribution: str = "pc-rag") -> None:
         self.feature = feature
         self.extra = extra
-        super().__init__(feature, extra)
+        self.distribution = distribution
+        super().__init__(feature, extra, distribution)
 
     def __str__(self) -> str:
-        return f"{self.feature} needs an optional package: pip install 'pc-rag[{self.extra}]'"
+        wanted = f"{self.distribution}[{self.extra}]"
+        return f"{self.feature} needs an optional package: pip install '{wanted}'"
 
 
-def require(module: str, *, feature: str, extra: str) -> Any:  # noqa: ANN401 - a module has no type
+def require(module: str, *, feature: str, extra: str, distribution: str = "pc-rag") -> Any:  # noqa: ANN401 - a module has no type
     """Import an optional module, or say which extra brings it.
 
     Args:
         module: Dotted name of the module.
         feature: What needs it, for the message.
-        extra: The extra of ``pc-rag`` that installs it.
+        extra: The extra that installs it.
+        distribution: Whose extra it is.
 
     Raises:
         MissingDependencyError: The module is not installed.
@@ -168,4 +172,4 @@ def require(module: str, *, feature: str, extra: str) -> Any:  # noqa: ANN401 - 
     except ModuleNotFoundError as error:
         if error.name and module.split(".", maxsplit=1)[0] != error.name.split(".", maxsplit=1)[0]:
             raise
-        raise MissingDependencyError(feature, extra) from error
+        raise MissingDependencyError(feature, extra, distribution) from error

@@ -16,6 +16,7 @@ from pc_rag import errors
         errors.PromptError("nothing to generate from"),
         errors.UnsupportedModelError("no RoPE", "MambaForCausalLM", "position encoding"),
         errors.MissingDependencyError("reading PDF", "documents"),
+        errors.MissingDependencyError("agents", "agents", "langchain-pc-rag"),
         errors.StoreFull("10 bytes"),
     ],
     ids=lambda error: type(error).__name__,
@@ -52,3 +53,10 @@ def test_missing_extra_is_named_when_an_optional_package_is_absent():
     """The message tells what to install."""
     with pytest.raises(errors.MissingDependencyError, match=r"pc-rag\[documents\]"):
         errors.require("no_such_module_here", feature="reading PDF", extra="documents")
+    with pytest.raises(errors.MissingDependencyError, match=r"'langchain-pc-rag\[agents\]'"):
+        errors.require(
+            "no_such_module_here",
+            feature="middleware",
+            extra="agents",
+            distribution="langchain-pc-rag",
+        )

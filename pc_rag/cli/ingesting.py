@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from pc_rag.cli.opening import OpenedCorpus
     from pc_rag.cli.store_folder import StoreFolder
     from pc_rag.corpus import Document, IngestEstimate, IngestReport
-    from pc_rag.corpus.ingest import OnProgress, PreparedDocument
+    from pc_rag.corpus.ingest import OnProgress
+    from pc_rag.corpus.publishing import PreparedDocument
     from pc_rag.corpus.reports import IngestProgress
 
 _FILE_OVERHEAD_BYTES = 8192

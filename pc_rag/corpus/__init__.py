@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pc_rag.corpus.catalog import Catalog
+from pc_rag.corpus.catalog import Catalog, chunk_id_of
 from pc_rag.corpus.chunking import Chunker, TextChunk
 from pc_rag.corpus.corpus import Corpus
 from pc_rag.corpus.documents import Document, document_id
@@ -52,6 +52,7 @@ __all__ = [
     "TextChunk",
     "VectorIndex",
     "as_embedder",
+    "chunk_id_of",
     "default_embedder",
     "document_id",
     "python_reference",

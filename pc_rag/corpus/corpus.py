@@ -4,50 +4,39 @@ from __future__ import annotations
 
 import tempfile
 from contextlib import ExitStack
-from dataclasses import replace
 from typing import TYPE_CHECKING, Self
 
 from pc_rag.corpus.catalog import Catalog
-from pc_rag.corpus.catalog.records import ChunkId
 from pc_rag.corpus.chunking import Chunker
-from pc_rag.corpus.documents import Document
+from pc_rag.corpus.documents import as_documents
 from pc_rag.corpus.embedding import as_embedder, default_embedder
 from pc_rag.corpus.garbage import collect_garbage
-from pc_rag.corpus.ingest import Ingest, PreparedDocument
+from pc_rag.corpus.ingest import Ingest
 from pc_rag.corpus.lookup import ChunkLookup
-from pc_rag.corpus.planning import (
-    ChunkPlace,
-    InOrder,
-    RequestPlanner,
-    cut_conversation,
-    cut_plain_text,
-    head_of,
-    place_mark,
-)
 from pc_rag.corpus.prefix_set import PrefixSet
 from pc_rag.corpus.prompt_format import PromptFormat
+from pc_rag.corpus.prompts import CorpusPrompts
 from pc_rag.corpus.reports import Answer, AnswerStream, CorpusStats
-from pc_rag.errors import ConfigError, IngestError, PromptError
+from pc_rag.corpus.warming import Warmer
+from pc_rag.errors import ConfigError
 from pc_rag.metrics import Phase
-from pc_rag.model.conversation import as_conversation
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
     from concurrent.futures import Future
     from pathlib import Path
     from types import TracebackType
 
+    from pc_rag.corpus.documents import Document
     from pc_rag.corpus.embedding import Embedder, EmbedFunction
     from pc_rag.corpus.ingest import OnProgress
-    from pc_rag.corpus.planning import CutPiece, Finder
+    from pc_rag.corpus.publishing import PreparedDocument
     from pc_rag.corpus.reports import GcReport, IngestEstimate, IngestReport, RetrievedChunk
     from pc_rag.engine import Completion, CompletionStream, PromptCache, Request
-    from pc_rag.model.conversation import ChatMessage, TextPrompt
+    from pc_rag.model.conversation import TextPrompt
     from pc_rag.model.sampling import GenerationConfig
-    from pc_rag.types import TokenIds
 
 _SLOT_SETTING = "slot_tokens"
-_FIRST_CHUNK = place_mark(0)
 
 
 class Corpus:
@@ -63,10 +52,13 @@ class Corpus:
         embedding: Turns texts into vectors for retrieval: an ``Embedder`` or a function of texts;
             by default a small sentence-transformers model.
         chunk_tokens: Most tokens of a chunk; the engine's configuration decides by default.
+        has_retrieval: ``False`` where chunks are retrieved elsewhere, as in a framework's vector
+            store: nothing is embedded, and ``search``, ``answer`` and ``stream`` are refused.
+            Chunks in prompts are recognised as always.
 
     Raises:
         ConfigError: The folder was made with another slot length, ``embedding`` does not say which
-            model it is, or ``chunk_tokens`` is not positive.
+            model it is or is given without retrieval, or ``chunk_tokens`` is not positive.
         StoreError: The catalog cannot be opened.
     """
 
@@ -78,9 +70,14 @@ class Corpus:
         prompt_format: PromptFormat | None = None,
         embedding: Embedder | EmbedFunction | None = None,
         chunk_tokens: int | None = None,
+        has_retrieval: bool = True,
     ) -> None:
         self.engine = engine
         self.prompt_format = prompt_format or PromptFormat()
+        if embedding is not None and not has_retrieval:
+            raise ConfigError(
+                "embedding is given, and has_retrieval=False embeds nothing; leave out one of them"
+            )
         embedder = None if embedding is None else as_embedder(embedding)
         tokenizer = engine.loaded.tokenizer
         chunker = Chunker(
@@ -93,7 +90,6 @@ class Corpus:
             self._catalog = Catalog(folder, tokenizer_id=tokenizer.digest)
             opened.enter_context(self._catalog)
             self._check_slots()
-            self._planner = RequestPlanner(engine)
             self._ingest = Ingest(
                 engine,
                 self._catalog,
@@ -101,10 +97,22 @@ class Corpus:
                 lambda: self._prefixes.encoded,
                 served=lambda: self._prefixes.served,
             )
-            self._lookup = ChunkLookup(self._catalog, lambda: embedder or default_embedder())
-            own = head_of(self._cut(*self._marked("", _FIRST_CHUNK)))
+            self._lookup = ChunkLookup(
+                self._catalog,
+                (lambda: embedder or default_embedder()) if has_retrieval else None,
+            )
+            self._prompts = CorpusPrompts(
+                engine,
+                self.prompt_format,
+                self._lookup,
+                self._ingest,
+                lambda: self._prefixes.served,
+            )
+            own = self._prompts.own_head()
             self._prefixes = PrefixSet(engine, self._catalog, own, self._ingest)
             opened.callback(self._prefixes.close)
+            self._warmer = Warmer(engine, self._lookup, self._ingest.entries, self._prefixes)
+            opened.callback(self._warmer.close)
             self._opened = opened.pop_all()
 
     @property
@@ -128,7 +136,7 @@ class Corpus:
             IngestError: Not a list of documents.
             LayoutError: A chunk is longer than a slot of the corpus.
         """
-        return list(self._ingest.prepare(_documents(documents)))
+        return list(self._ingest.prepare(as_documents(documents)))
 
     def estimate(self, prepared: Sequence[PreparedDocument]) -> IngestEstimate:
         """What adding prepared documents will need; nothing is encoded."""
@@ -155,17 +163,8 @@ class Corpus:
             LayoutError: As above: a chunk is longer than a slot of the corpus.
             StoreIOError: The store's medium failed.
         """
-        _refuse_single(documents)
-
-        def prepared() -> Iterator[PreparedDocument]:
-            for document in documents:
-                if isinstance(document, PreparedDocument):
-                    yield document
-                else:
-                    yield from self._ingest.prepare(_documents([document]))
-
         return self._ingest.add(
-            prepared(),
+            self._ingest.as_prepared(documents),
             on_progress=on_progress,
             on_published=self._lookup.published,
             pinned=pinned,
@@ -197,6 +196,9 @@ class Corpus:
             question: Any text.
             k: Most chunks to return; none where it is less than 1.
             where: Metadata that a chunk's document must have.
+
+        Raises:
+            ConfigError: The corpus was opened without retrieval.
         """
         return self._lookup.search(question, k=k, where=where)
 
@@ -235,6 +237,7 @@ class Corpus:
             reuse: ``False`` computes every token of the same prompt.
 
         Raises:
+            ConfigError: The corpus was opened without retrieval.
             LayoutError: Chunks and question do not fit the model's context.
         """
         watch = self.engine.start_watch()
@@ -242,8 +245,7 @@ class Corpus:
             chunks = self.search(question, k, where=where)
         with watch.measure(Phase.PLAN):
             texts = {chunk.id: chunk.text for chunk in chunks}
-            cut = self._cut(*self._marked(question, *texts))
-            request = self._plan(cut, lambda place: texts[place.chunk_id])
+            request = self._prompts.question(question, texts)
         return AnswerStream(self.engine.run(request, config, watch=watch, reuse=reuse), chunks)
 
     def generate(
@@ -252,9 +254,10 @@ class Corpus:
         config: GenerationConfig | None = None,
         *,
         reuse: bool | None = None,
+        template: str | None = None,
     ) -> Completion:
         """Run a prompt that somebody else put together; see ``stream_prompt``."""
-        with self.stream_prompt(prompt, config, reuse=reuse) as stream:
+        with self.stream_prompt(prompt, config, reuse=reuse, template=template) as stream:
             for _ in stream:
                 pass
         return stream.completion
@@ -265,14 +268,18 @@ class Corpus:
         config: GenerationConfig | None = None,
         *,
         reuse: bool | None = None,
+        template: str | None = None,
     ) -> CompletionStream:
         """Run a prompt that somebody else put together; chunks in it are recognised and reused.
 
         Args:
             prompt: Plain text, or a conversation; chunks stand in it verbatim, whatever surrounds
-                them.
+                them. Those that a message names (``ChatMessage.chunks``) are found even if they
+                are too short to be recognised.
             config: How to choose tokens and when to stop.
             reuse: ``False`` computes every token of the same prompt.
+            template: Label in the metrics, so that hit rates can be told apart by prompt template;
+                ``"corpus"`` by default.
 
         Raises:
             PromptError: The prompt is empty.
@@ -281,11 +288,31 @@ class Corpus:
         watch = self.engine.start_watch()
         with watch.measure(Phase.PLAN):
             request = self.plan(prompt)
-        return self.engine.run(request, config, watch=watch, reuse=reuse)
+        return self.engine.run(request, config, watch=watch, reuse=reuse, template=template)
 
     def plan(self, prompt: TextPrompt) -> Request:
         """Decide which tokens of a prompt are cached: those of chunks that stand in it."""
-        return self._plan(self._cut(prompt, self._lookup.find), lambda place: place.text)
+        return self._prompts.plan(prompt)
+
+    def warm(self, texts: Iterable[str]) -> Future[int]:
+        """Bring the entries of the chunks in some texts into the nearest tier, in the background.
+
+        For chunks that a prompt is about to hold. What is missing is encoded, behind every prefix
+        of ``prefixes``. One thread works, an entry at a time; a request waits for the encoding of
+        one chunk at most. Calls with the same texts are one while they wait. Of more than 32 calls
+        that wait the oldest are cancelled, and so are all when the corpus is closed.
+
+        Args:
+            texts: Retrieved texts, or whole prompts: a text is a chunk, or chunks stand in it.
+
+        Returns:
+            Resolves to the number of chunks warmed, or to the error that ended it.
+
+        Raises:
+            PromptError: A single text.
+            StoreError: The corpus is closed.
+        """
+        return self._warmer.warm(texts)
 
     def adopt_prefix(self, head: TextPrompt) -> Future[int]:
         """Encode all chunks behind another prefix too, in the background.
@@ -304,20 +331,22 @@ class Corpus:
             PromptError: The head has no token.
             ConfigError: Chunks are encoded behind four prefixes already.
         """
-        opened = self._cut(_open_ended(head), InOrder([(_FIRST_CHUNK, _FIRST_CHUNK)]))
-        return self._prefixes.adopt(head_of(opened))
+        return self._prefixes.adopt(self._prompts.head(head))
 
     def learn_prefix(self, prompt: TextPrompt) -> Future[int] | None:
         """Adopt the text before the first recognised chunk of a prompt.
+
+        Meant to be called after every request that reports ``other-prefix``: where there is no room
+        it costs nothing, otherwise about what planning the prompt does (milliseconds).
 
         Returns:
             As ``adopt_prefix``; ``None`` where no chunk stands in the prompt, its head is known, or
             there is no room for another prefix.
         """
-        cut = self._cut(prompt, self._lookup.find)
-        head = head_of(cut)
-        has_chunk = any(isinstance(piece, ChunkPlace) for piece in cut)
-        return self._prefixes.try_adopt(head) if has_chunk and head else None
+        if self._prefixes.is_full:
+            return None
+        head = self._prompts.head_before_chunk(prompt)
+        return self._prefixes.try_adopt(head) if head else None
 
     def forget_prefix(self, text: str) -> int:
         """Drop an adopted prefix and the entries behind it, or one of a former prompt format.
@@ -348,26 +377,6 @@ class Corpus:
     ) -> None:
         self.close()
 
-    def _plan(self, cut: Sequence[CutPiece], text_at: Callable[[ChunkPlace], str]) -> Request:
-        def chunk_tokens(place: ChunkPlace) -> TokenIds:
-            return self._ingest.tokens_of(ChunkId(place.chunk_id), text_at(place))
-
-        request = self._planner.plan(cut, chunk_tokens, prefixes=self._prefixes.served)
-        self._ingest.note(request.plan)
-        return request
-
-    def _marked(self, question: str, *chunk_ids: str) -> tuple[tuple[ChatMessage, ...], InOrder]:
-        """The conversation that asks a question, marks in the chunks' places, and their finder."""
-        places = [(chunk_id, place_mark(i)) for i, chunk_id in enumerate(chunk_ids)]
-        messages = self.prompt_format.messages(question, [mark for _, mark in places])
-        return messages, InOrder(places)
-
-    def _cut(self, prompt: TextPrompt, find: Finder) -> list[CutPiece]:
-        if isinstance(prompt, str):
-            return cut_plain_text(self.engine, prompt, find)
-        pieces = self.engine.chat_format.render(as_conversation(prompt))
-        return cut_conversation(self.engine, pieces, find)
-
     def _check_slots(self) -> None:
         """The slot length belongs to the corpus: chunks longer than another would not fit."""
         wanted = str(self.engine.config.slot_tokens)
@@ -379,32 +388,3 @@ class Corpus:
                 f"the corpus was created with slot_tokens={stored}; this engine is configured "
                 f"with slot_tokens={wanted}. Use slot_tokens={stored}, or another folder"
             )
-
-
-def _refuse_single(documents: object) -> None:
-    """A text is an iterable of texts to Python: each character would become a document."""
-    if isinstance(documents, (str, Document, PreparedDocument)):
-        raise IngestError(
-            f"documents: got a single {type(documents).__name__}; pass a list of documents"
-        )
-
-
-def _documents(documents: Iterable[Document | str]) -> Iterator[Document]:
-    _refuse_single(documents)
-    for document in documents:
-        yield Document(document) if isinstance(document, str) else document
-
-
-def _open_ended(head: TextPrompt) -> TextPrompt:
-    """A prompt that goes on behind its head with a mark."""
-    if isinstance(head, str):
-        return head + _FIRST_CHUNK
-    conversation = as_conversation(head)
-    if not conversation.messages:
-        raise PromptError(
-            "head: an empty conversation; pass the text before the first chunk, or messages of "
-            "which the last is cut off where the first chunk begins"
-        )
-    *before, last = conversation.messages
-    opened = replace(last, content=last.content + _FIRST_CHUNK)
-    return replace(conversation, messages=(*before, opened))

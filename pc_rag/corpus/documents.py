@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import struct
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from pc_rag.errors import IngestError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +24,8 @@ class Document:
             ``document_id``.
         source: Where the text comes from: a file's path, an address; empty where unknown.
         metadata: Facts to filter by. Copied, so later changes to the mapping do not show.
+        is_whole: Never split the text: stripped at both ends it is one chunk, whatever its length.
+            For texts that were split elsewhere.
 
     Raises:
         IngestError: A text is not valid Unicode, the id is empty, or a metadata key or value is not
@@ -33,6 +36,7 @@ class Document:
     id: str | None = None
     source: str = ""
     metadata: Mapping[str, str] = field(default_factory=dict)
+    is_whole: bool = False
 
     def __post_init__(self) -> None:
         name = self.source or self.id or "document without a source"
@@ -79,3 +83,26 @@ def document_id(document: Document) -> str:
         digest.update(struct.pack("<Q", len(data)))
         digest.update(data)
     return digest.hexdigest()
+
+
+def as_documents(documents: Iterable[Document | str]) -> Iterator[Document]:
+    """Documents as they are, plain texts as documents.
+
+    Raises:
+        IngestError: A single one: to Python a text is an iterable of texts, and each of its
+            characters would become a document.
+    """
+    refuse_single(documents)
+    return (Document(each) if isinstance(each, str) else each for each in documents)
+
+
+def refuse_single(documents: object) -> None:
+    """Raise where something is no collection of documents; see ``as_documents``.
+
+    Raises:
+        IngestError: A text, or anything else that cannot be iterated over.
+    """
+    if isinstance(documents, str) or not isinstance(documents, Iterable):
+        raise IngestError(
+            f"documents: got a single {type(documents).__name__}; pass a list of documents"
+        )

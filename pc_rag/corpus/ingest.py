@@ -6,19 +6,13 @@ former version answers, also when encoding fails half-way.
 
 from __future__ import annotations
 
-import time
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from pc_rag.corpus.catalog.records import (
-    ChunkId,
-    DocumentChange,
-    EntryRecord,
-    NewChunk,
-    chunk_id_of,
-)
-from pc_rag.corpus.documents import document_id
-from pc_rag.corpus.prefixes import chunk_recipe, recipe_table
+from pc_rag.corpus.catalog.records import ChunkId, DocumentChange, NewChunk, chunk_id_of
+from pc_rag.corpus.chunk_entries import ChunkEntries
+from pc_rag.corpus.documents import as_documents, document_id, refuse_single
+from pc_rag.corpus.prefixes import recipe_table
+from pc_rag.corpus.publishing import PreparedDocument, Published, Tally, windows
 from pc_rag.corpus.reports import IngestEstimate, IngestProgress, IngestReport
 from pc_rag.errors import LayoutError
 
@@ -30,84 +24,16 @@ if TYPE_CHECKING:
     from pc_rag.corpus.documents import Document
     from pc_rag.corpus.prefixes import CorpusPrefix
     from pc_rag.engine import PromptCache
-    from pc_rag.engine.entry_source import Encoded
-    from pc_rag.engine.request import EntryRecipe
     from pc_rag.layout import RequestPlan
-    from pc_rag.types import ModuleKey, TokenIds
+    from pc_rag.types import ModuleKey
 
     OnProgress = Callable[[IngestProgress], None]
-
-_WINDOW_TOKENS = 16_384
-"""Documents are published once about this many tokens of them are encoded."""
 
 _LIVE_BATCH = 512
 """Chunks encoded behind a new prefix before they are recorded, so that a crash loses few."""
 
-
-@dataclass(frozen=True, slots=True)
-class PreparedDocument:
-    """A document with its chunks.
-
-    Attributes:
-        document: The document.
-        change: What adding it changes.
-        chunks: Its chunks with their tokens.
-    """
-
-    document: Document
-    change: DocumentChange
-    chunks: tuple[NewChunk, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Published:
-    """What has just become visible.
-
-    Attributes:
-        chunks: Ids and texts of the chunks of new and changed documents.
-        follows: Generation of the catalog to which just these chunks were added; ``None`` where
-            something else changed too: chunks went, or another thread or process published.
-        generation: Generation of the catalog with them.
-    """
-
-    chunks: tuple[tuple[ChunkId, str], ...]
-    follows: int | None
-    generation: int
-
-
-@dataclass(slots=True)
-class _Tally:
-    started: float = field(default_factory=time.monotonic)
-    changes: dict[DocumentChange, int] = field(
-        default_factory=lambda: dict.fromkeys(DocumentChange, 0)
-    )
-    num_encoded: int = 0
-    num_tokens: int = 0
-    num_bytes: int = 0
-    num_dropped: int = 0
-
-    def count(self, encoded: Encoded) -> None:
-        self.num_encoded += 1
-        self.num_tokens += encoded.num_tokens
-        self.num_bytes += encoded.num_bytes
-        self.num_dropped += encoded.refusal is not None
-
-    @property
-    def progress(self) -> IngestProgress:
-        return IngestProgress(
-            num_chunks=self.num_encoded,
-            num_tokens=self.num_tokens,
-            num_bytes=self.num_bytes,
-            seconds=time.monotonic() - self.started,
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class _Wanted:
-    """The entry of a chunk behind a prefix: how it is made, and what the catalog notes of it."""
-
-    recipe: EntryRecipe
-    record: EntryRecord
+_WHOLE = "whole"
+"""Names the chunking of documents that are one chunk each."""
 
 
 class Ingest:
@@ -119,6 +45,9 @@ class Ingest:
         chunker: Splits texts.
         prefixes: Says what new chunks are encoded behind at this moment, the default first.
         served: Says what requests may have had chunks encoded behind; the same by default.
+
+    Attributes:
+        entries: The entries of the corpus's chunks.
     """
 
     def __init__(
@@ -130,6 +59,7 @@ class Ingest:
         *,
         served: Callable[[], Sequence[CorpusPrefix]] | None = None,
     ) -> None:
+        self.entries = ChunkEntries(engine, catalog)
         self._engine = engine
         self._catalog = catalog
         self._chunker = chunker
@@ -141,17 +71,34 @@ class Ingest:
         """Split and tokenise documents; those whose text did not change keep the chunks they have.
 
         Raises:
-            LayoutError: A chunk is longer than a slot of the corpus.
+            LayoutError: A chunk is longer than a slot of the corpus, or a document that is to stay
+                whole is longer than the model's context.
         """
         for document in documents:
-            change = self._catalog.compare(document, chunking=self._chunker.id)
+            change = self._catalog.compare(document, chunking=self._chunking(document))
             chunks = self._known_chunks(document, change) or self._split(document)
             yield PreparedDocument(document, change, chunks)
+
+    def as_prepared(
+        self, documents: Iterable[Document | str | PreparedDocument]
+    ) -> Iterator[PreparedDocument]:
+        """Prepare what is not prepared yet, one by one.
+
+        Raises:
+            IngestError: Not a collection of documents.
+        """
+        refuse_single(documents)
+        return (prepared for each in documents for prepared in self._prepared(each))
+
+    def _prepared(self, document: Document | str | PreparedDocument) -> Iterable[PreparedDocument]:
+        if isinstance(document, PreparedDocument):
+            return (document,)
+        return self.prepare(as_documents([document]))
 
     def estimate(self, prepared: Sequence[PreparedDocument]) -> IngestEstimate:
         """What encoding them will need."""
         prefixes = self._prefixes()
-        wanted = [w for each in prepared for w in self._wanted(each.chunks, prefixes)]
+        wanted = [w for each in prepared for w in self.entries.wanted(each.chunks, prefixes)]
         table = recipe_table((each.recipe for each in wanted), prefixes)
         source = self._engine.source
         missing = set(source.missing(each.recipe for each in wanted))
@@ -182,18 +129,20 @@ class Ingest:
             on_published: Called after every window of documents that became visible.
             pinned: Never evict the chunks' entries.
         """
-        tally = _Tally()
+        tally = Tally()
         num_evicted_before = self._num_evictions()
-        for window in _windows(prepared):
+        for window in windows(prepared):
             prefixes = self._prefixes()
             refused = self._encode_window(window, prefixes, tally, on_progress, pinned=pinned)
             published = self._publish(window, prefixes, tally, refused)
             chunks = [chunk for each in window for chunk in each.chunks]
             if late := self._late(prefixes):
                 refused = self._encode_window(window, late, tally, on_progress, pinned=pinned)
-                wanted = self._wanted(chunks, late)
-                self._record(each.record for each in wanted if each.record.key not in refused)
-            self._remove_gone(chunks, prefixes)
+                wanted = self.entries.wanted(chunks, late)
+                self.entries.record(
+                    each.record for each in wanted if each.record.key not in refused
+                )
+            self.entries.remove_gone(chunks, prefixes, self._prefixes())
             on_published(published)
         return IngestReport(
             num_added=tally.changes[DocumentChange.ADDED],
@@ -214,15 +163,17 @@ class Ingest:
         num_missing = 0
         for start in range(0, len(texts), _LIVE_BATCH):
             batch = texts[start : start + _LIVE_BATCH]
-            chunks = [NewChunk(text, self.tokens_of(chunk_id, text)) for chunk_id, text in batch]
-            wanted = list(self._wanted(chunks, [prefix]))
+            chunks = [
+                NewChunk(text, self.entries.tokens_of(chunk_id, text)) for chunk_id, text in batch
+            ]
+            wanted = list(self.entries.wanted(chunks, [prefix]))
             recipes = recipe_table((each.recipe for each in wanted), [prefix])
             source = self._engine.source
             missing = source.missing(each.recipe for each in wanted)
             encoded = source.encode(missing, recipes)
             refused = {each.key for each in encoded if each.refusal is not None}
             # Those that were stored already too: a run before this one may have been cut off.
-            self._record(each.record for each in wanted if each.record.key not in refused)
+            self.entries.record(each.record for each in wanted if each.record.key not in refused)
             num_missing += len(missing)
         return num_missing
 
@@ -233,19 +184,10 @@ class Ingest:
         """
         keys = {each.key for each in self._catalog.entries.of_prefix(prefix.record.id)}
         for chunk_id, _ in self._catalog.live_texts() if prefix.recorded_id else ():
-            keys.update(each.record.key for each in self._made(chunk_id, [prefix]))
+            keys.update(each.record.key for each in self.entries.made(chunk_id, [prefix]))
         if prefix.recipe is not None:
             keys.add(prefix.recipe.address.key)
         return sum(self._engine.store.remove(key) for key in keys)
-
-    def tokens_of(self, chunk_id: ChunkId, text: str) -> TokenIds:
-        """The tokens of a chunk as it was stored, made now where another tokenizer made it."""
-        record = self._catalog.chunk(chunk_id)
-        if record is not None and record.token_ids is not None:
-            return record.token_ids
-        token_ids = self._tokens(text)
-        self._catalog.record_tokens(chunk_id, token_ids)
-        return token_ids
 
     def entries_of(self, chunk_id: ChunkId) -> Mapping[ModuleKey, int]:
         """Every entry that a chunk may have in the store, with its bytes of keys and values.
@@ -254,14 +196,8 @@ class Ingest:
         request, which are not.
         """
         entries = {each.key: each.num_bytes for each in self._catalog.entries.of_chunk(chunk_id)}
-        own = self._made(chunk_id, self._served())
+        own = self.entries.made(chunk_id, self._served())
         return entries | {each.record.key: each.record.num_bytes for each in own}
-
-    def _made(self, chunk_id: ChunkId, prefixes: Sequence[CorpusPrefix]) -> Iterator[_Wanted]:
-        """The entries that this engine may have made of a chunk."""
-        chunk = self._catalog.chunk(chunk_id)
-        if chunk is not None and chunk.token_ids:
-            yield from self._wanted([NewChunk(chunk.text, chunk.token_ids)], prefixes)
 
     def _late(self, prefixes: Sequence[CorpusPrefix]) -> list[CorpusPrefix]:
         """The prefixes that came since these were listed.
@@ -270,17 +206,6 @@ class Ingest:
         """
         known = {prefix.record.id for prefix in prefixes}
         return [prefix for prefix in self._prefixes() if prefix.record.id not in known]
-
-    def _remove_gone(self, chunks: Sequence[NewChunk], prefixes: Sequence[CorpusPrefix]) -> None:
-        """Remove entries from the store whose prefix was forgotten while they were encoded.
-
-        Forgotten here, or by another process; the first is the corpus's own, which stays.
-        """
-        kept = {record.id for record in self._catalog.prefixes.all()}
-        kept &= {prefix.record.id for prefix in self._prefixes()}
-        gone = [p for p in prefixes[1:] if p.recorded_id and p.record.id not in kept]
-        for key in recipe_table((each.recipe for each in self._wanted(chunks, gone)), gone):
-            self._engine.store.remove(key)
 
     def note(self, plan: RequestPlan) -> None:
         """Note the entries that a request reads, which it stores where they are missing.
@@ -294,17 +219,12 @@ class Ingest:
             if chunk is None or chunk.token_ids is None:
                 continue
             noted = {each.key for each in self._catalog.entries.of_chunk(chunk.id)}
-            wanted = self._wanted([NewChunk(chunk.text, chunk.token_ids)], self._served())
-            self._record(
+            wanted = self.entries.wanted([NewChunk(chunk.text, chunk.token_ids)], self._served())
+            self.entries.record(
                 each.record
                 for each in wanted
                 if each.record.key == part.key and part.key not in noted
             )
-
-    def _record(self, records: Iterable[EntryRecord]) -> None:
-        """Note entries, save those of chunks that ``gc`` took meanwhile."""
-        known = [each for each in records if self._catalog.chunk(each.chunk_id) is not None]
-        self._catalog.entries.record(known)
 
     def _known_chunks(self, document: Document, change: DocumentChange) -> tuple[NewChunk, ...]:
         """The chunks that the catalog has of this text; none where it has not."""
@@ -319,40 +239,44 @@ class Ingest:
             end = start + len(record.text)
             token_ids = record.token_ids
             chunks.append(
-                NewChunk(record.text, self._tokens(record.text) if token_ids is None else token_ids)
+                NewChunk(
+                    record.text,
+                    self.entries.tokens(record.text) if token_ids is None else token_ids,
+                )
             )
         return tuple(chunks)
 
+    def _chunking(self, document: Document) -> str:
+        return _WHOLE if document.is_whole else self._chunker.id
+
     def _split(self, document: Document) -> tuple[NewChunk, ...]:
-        chunks = (
-            NewChunk(chunk.text, self._tokens(chunk.text))
-            for chunk in self._chunker.split(document.text)
-        )
+        if document.is_whole:
+            texts = [text] if (text := document.text.strip()) else []
+        else:
+            texts = [chunk.text for chunk in self._chunker.split(document.text)]
+        chunks = tuple(NewChunk(text, self.entries.tokens(text)) for text in texts)
+        limit = self._engine.max_position
+        if document.is_whole and chunks and len(chunks[0].token_ids) > limit:
+            raise LayoutError(
+                f"document {document_id(document)!r} is whole and has {len(chunks[0].token_ids)} "
+                f"tokens; the context ends at {limit}, so no prompt could hold it. Split its text, "
+                "or add it with is_whole=False"
+            )
         # A tokenizer may drop a text whole, such as one of zero-width characters.
         return tuple(chunk for chunk in chunks if chunk.token_ids)
-
-    def _tokens(self, text: str) -> TokenIds:
-        token_ids = self._engine.loaded.tokenizer.encode_text(text)
-        limit = self._engine.config.slot_tokens
-        if limit is not None and len(token_ids) > limit:
-            raise LayoutError(
-                f"chunk {text[:40]!r}... has {len(token_ids)} tokens, a slot holds {limit}; use "
-                f"shorter chunks (chunk_tokens={limit}) or a corpus with longer slots"
-            )
-        return token_ids
 
     def _encode_window(
         self,
         window: list[PreparedDocument],
         prefixes: Sequence[CorpusPrefix],
-        tally: _Tally,
+        tally: Tally,
         on_progress: OnProgress | None,
         *,
         pinned: bool,
     ) -> set[ModuleKey]:
         """Encode what the store lacks; what it had no room for."""
         source = self._engine.source
-        recipes = [w.recipe for each in window for w in self._wanted(each.chunks, prefixes)]
+        recipes = [w.recipe for each in window for w in self.entries.wanted(each.chunks, prefixes)]
         missing = source.missing(recipes)
         if pinned:
             for key in {recipe.address.key for recipe in recipes}.difference(missing):
@@ -370,18 +294,18 @@ class Ingest:
         self,
         window: list[PreparedDocument],
         prefixes: Sequence[CorpusPrefix],
-        tally: _Tally,
+        tally: Tally,
         refused: set[ModuleKey],
     ) -> Published:
         chunks: dict[ChunkId, str] = {}
         before, num_changes = self._catalog.generation(), 0
         has_replaced = False
         for prepared in window:
-            wanted = self._wanted(prepared.chunks, prefixes)
+            wanted = self.entries.wanted(prepared.chunks, prefixes)
             change = self._catalog.add_document(
                 prepared.document,
                 prepared.chunks,
-                chunking=self._chunker.id,
+                chunking=self._chunking(prepared.document),
                 entries=[each.record for each in wanted if each.record.key not in refused],
             )
             tally.changes[change] += 1
@@ -393,45 +317,6 @@ class Ingest:
         is_alone = after - before == num_changes and not has_replaced
         return Published(tuple(chunks.items()), before if is_alone else None, after)
 
-    def _wanted(
-        self, chunks: Iterable[NewChunk], prefixes: Sequence[CorpusPrefix]
-    ) -> Iterator[_Wanted]:
-        """The entries of chunks behind prefixes."""
-        fingerprint, per_token = self._engine.loaded.fingerprint, self._engine.bytes_per_token
-        for chunk in chunks:
-            if not chunk.token_ids:
-                continue
-            chunk_id = chunk_id_of(chunk.text)
-            for prefix in prefixes:
-                recipe = chunk_recipe(self._engine, chunk.token_ids, prefix)
-                record = EntryRecord(
-                    key=recipe.address.key,
-                    chunk_id=chunk_id,
-                    prefix_id=prefix.recorded_id,
-                    fingerprint=fingerprint,
-                    num_bytes=len(chunk.token_ids) * per_token,
-                )
-                yield _Wanted(recipe, record)
-
     def _num_evictions(self) -> int:
         """Of the farthest tier: what nearer ones drop is still stored."""
         return self._engine.store.stats()[-1].num_evictions
-
-
-def _windows(prepared: Iterable[PreparedDocument]) -> Iterator[list[PreparedDocument]]:
-    """Documents in groups; those before one that fails are given before the failure is."""
-    window: list[PreparedDocument] = []
-    num_tokens = 0
-    try:
-        for document in prepared:
-            window.append(document)
-            num_tokens += sum(len(chunk.token_ids) for chunk in document.chunks)
-            if num_tokens >= _WINDOW_TOKENS:
-                yield window
-                window, num_tokens = [], 0
-    except Exception:
-        if window:
-            yield window
-        raise
-    if window:
-        yield window

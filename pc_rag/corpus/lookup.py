@@ -6,11 +6,11 @@ from contextlib import suppress
 from threading import Lock
 from typing import TYPE_CHECKING
 
-from pc_rag.corpus.catalog.records import ChunkId
+from pc_rag.corpus.catalog.records import ChunkId, chunk_id_of
 from pc_rag.corpus.recognition import Recognized, Recognizer
 from pc_rag.corpus.reports import RetrievedChunk
 from pc_rag.corpus.retrieval import VectorIndex
-from pc_rag.errors import MissingDependencyError
+from pc_rag.errors import ConfigError, MissingDependencyError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from pc_rag.corpus.catalog import Catalog
     from pc_rag.corpus.embedding import Embedder
-    from pc_rag.corpus.ingest import Published
+    from pc_rag.corpus.publishing import Published
 
 _EMBED_BATCH = 256
 """Chunks embedded and stored at once: what a broken-off run leaves to be done again."""
@@ -37,10 +37,10 @@ class ChunkLookup:
 
     Args:
         catalog: Knows the chunks and keeps their vectors.
-        embedder: Makes the embedder.
+        embedder: Makes the embedder; ``None`` where chunks are found by their text only.
     """
 
-    def __init__(self, catalog: Catalog, embedder: Callable[[], Embedder]) -> None:
+    def __init__(self, catalog: Catalog, embedder: Callable[[], Embedder] | None) -> None:
         self._catalog = catalog
         self._make_embedder = embedder
         self._embedder: Embedder | None = None
@@ -59,17 +59,31 @@ class ChunkLookup:
             self._follow()
         return self._recognizer.find(text)
 
+    def find_whole(self, text: str) -> ChunkId | None:
+        """The live chunk whose text this is, save whitespace at its ends; short ones too."""
+        if self._catalog.generation() != self._recognizer_generation:
+            self._follow()
+        chunk_id = chunk_id_of(text.strip())
+        return chunk_id if chunk_id in self._recognized else None
+
     def search(
         self, question: str, *, k: int, where: Mapping[str, str] | None = None
     ) -> tuple[RetrievedChunk, ...]:
         """The ``k`` chunks nearest in meaning, best first; none where ``k`` is less than 1.
 
         Raises:
+            ConfigError: Chunks are not found by meaning here.
             MissingDependencyError: There is no embedder.
         """
+        if self._make_embedder is None:
+            raise ConfigError(
+                "the corpus was opened with has_retrieval=False: its chunks are not embedded. Pass "
+                "chunks that were retrieved elsewhere in a prompt to generate or stream_prompt, or "
+                "open the corpus with has_retrieval=True"
+            )
         if k < 1:
             return ()
-        embedder, index = self._indexed_all()
+        embedder, index = self._indexed_all(self._make_embedder)
         if index is None:
             return ()
         vector = embedder([question])[0]
@@ -88,30 +102,34 @@ class ChunkLookup:
                 self._recognizer.add_all(published.chunks)
                 self._recognized.update(chunk_id for chunk_id, _ in published.chunks)
                 self._recognizer_generation = published.generation
-        with suppress(MissingDependencyError):
-            self._index_published(published)
+        make_embedder = self._make_embedder
+        if make_embedder is not None:
+            with suppress(MissingDependencyError):
+                self._index_published(published, make_embedder)
 
-    def _index_published(self, published: Published) -> None:
+    def _index_published(self, published: Published, make_embedder: Callable[[], Embedder]) -> None:
         with self._index_lock:
-            embedder = self._get_embedder()
+            embedder = self._get_embedder(make_embedder)
             if self._index is not None and published.follows == self._index_generation:
                 new = [chunk for chunk in published.chunks if chunk[0] not in self._indexed]
                 self._embed(embedder, new)
                 self._index_generation = published.generation
                 return
-        self._indexed_all()
+        self._indexed_all(make_embedder)
 
-    def _indexed_all(self) -> tuple[Embedder, VectorIndex | None]:
+    def _indexed_all(
+        self, make_embedder: Callable[[], Embedder]
+    ) -> tuple[Embedder, VectorIndex | None]:
         """The index over all live chunks; ``None`` where there never were any."""
         with self._index_lock:
-            embedder = self._get_embedder()
+            embedder = self._get_embedder(make_embedder)
             if self._catalog.generation() != self._index_generation:
                 self._refresh_index(embedder)
             return embedder, self._index
 
-    def _get_embedder(self) -> Embedder:
+    def _get_embedder(self, make_embedder: Callable[[], Embedder]) -> Embedder:
         if self._embedder is None:
-            self._embedder = self._make_embedder()
+            self._embedder = make_embedder()
         return self._embedder
 
     def _refresh_index(self, embedder: Embedder) -> None:

@@ -6,6 +6,7 @@ chunks' tokens are those they were encoded with.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -78,22 +79,89 @@ class InOrder:
         return found
 
 
+class NamedFirst:
+    """Finds chunks that a message names, and others between them; the finder of one content.
+
+    Named texts are looked for in order, each behind the one before, without the whitespace at its
+    ends, which a chunk has not. One that is not there (trimmed into by the template), or that is no
+    chunk, is passed over: what stands there is text like any other.
+
+    Args:
+        named: Texts as a message names them.
+        chunk_of: The id of the chunk that a text is; ``None`` where it is none.
+        find: Finds chunks in the text between.
+    """
+
+    def __init__(
+        self, named: Sequence[str], chunk_of: Callable[[str], str | None], find: Finder
+    ) -> None:
+        self._named = named
+        self._chunk_of = chunk_of
+        self._find = find
+
+    def __call__(self, text: str) -> list[Recognized]:
+        """The chunks in a text, from left to right."""
+        found: list[Recognized] = []
+        end = 0
+        for each in self._places(text):
+            found += self._between(text, end, each.start)
+            found.append(each)
+            end = each.end
+        return [*found, *self._between(text, end, len(text))]
+
+    def _places(self, text: str) -> Iterator[Recognized]:
+        end = 0
+        for named in self._named:
+            stripped = named.strip()
+            start = find_apart(text, stripped, end) if stripped else -1
+            if start < 0:
+                continue
+            end = start + len(stripped)
+            chunk_id = self._chunk_of(stripped)
+            if chunk_id is not None:
+                yield Recognized(chunk_id, start, end)
+
+    def _between(self, text: str, start: int, end: int) -> Iterator[Recognized]:
+        for each in self._find(text[start:end]) if start < end else ():
+            yield Recognized(each.chunk_id, start + each.start, start + each.end)
+
+
+def find_apart(text: str, wanted: str, start: int) -> int:
+    """Where a text stands first, from ``start`` on; rather where its ends cut no word.
+
+    A short one may stand in a word before (a chunk ``text`` behind a header ``Context:``).
+    """
+    apart = re.compile(rf"(?<!\w){re.escape(wanted)}(?!\w)").search(text, start)
+    return text.find(wanted, start) if apart is None else apart.start()
+
+
 CutPiece: TypeAlias = "TokenIds | ChunkPlace"
 """A prompt in order: token ids of its own text, and places of chunks."""
 
 
 def cut_conversation(
-    engine: PromptCache, pieces: Sequence[ChatPiece], find: Finder
+    engine: PromptCache,
+    pieces: Sequence[ChatPiece],
+    find: Finder,
+    *,
+    chunk_of: Callable[[str], str | None] = lambda _: None,
 ) -> list[CutPiece]:
     """Cut a rendered conversation at the chunks in its messages.
 
     Chunks are looked for in the messages only, so that no text of a chunk can stand for control
-    tokens of the template.
+    tokens of the template; and not in the model's own answers, whose tokens are made.
+
+    Args:
+        engine: Whose tokenizer makes the tokens between chunks.
+        pieces: The conversation.
+        find: Finds chunks in a message.
+        chunk_of: The id of the chunk that a text is, for texts that a message names.
     """
     bos_ids = engine.loaded.tokenizer.bos_ids
     cut: list[CutPiece] = []
     for piece in pieces:
-        found = find(piece.text) if piece.kind is PieceKind.CONTENT else ()
+        find_here = NamedFirst(piece.chunks, chunk_of, find) if piece.chunks else find
+        found = find_here(piece.text) if piece.kind is PieceKind.CONTENT else ()
         if found:
             # As the template was rendered: BOS was put in front afterwards.
             is_first = all(before == bos_ids for before in cut)

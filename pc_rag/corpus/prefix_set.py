@@ -104,6 +104,11 @@ class PrefixSet:
         held = self._held
         return held.encoded + held.former
 
+    @property
+    def is_full(self) -> bool:
+        """Whether no prefix can be adopted before another is forgotten."""
+        return len(self.encoded) >= MAX_PREFIXES
+
     def adopt(self, head: TokenIds) -> Future[int]:
         """Encode all chunks behind a prefix too; see ``Corpus.adopt_prefix``.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
@@ -20,10 +21,12 @@ from pc_rag.kv.memory_tier import MemoryTier
 from pc_rag.kv.prefix_tree import PrefixTree
 from pc_rag.kv.tiered_store import TieredStore
 from pc_rag.layout.plan import Fresh, RequestPlan
-from pc_rag.metrics import CacheStats, Phase, Stopwatch
+from pc_rag.metrics import CacheStats, Phase, PrefillRate, Stopwatch
+from pc_rag.model.answer_memory import AnswerMemory
 from pc_rag.model.chat import ChatFormat
 from pc_rag.model.conversation import TextPrompt, as_conversation
 from pc_rag.model.detect_rope import detect_rope
+from pc_rag.model.grammar_compiler import GrammarCompiler
 from pc_rag.model.loading import LoadedModel, load_model
 from pc_rag.model.runner import Runner
 from pc_rag.model.sampling import GenerationConfig
@@ -73,8 +76,10 @@ class PromptCache:
         self.store = store
         self._owns_store = False
         self.runner = Runner(loaded.model, detect_rope(loaded.model))
-        self.source = EntrySource(store, self.runner)
-        self.chat_format = ChatFormat(loaded.tokenizer)
+        prefill_rate = PrefillRate()
+        self.source = EntrySource(store, self.runner, rate=prefill_rate)
+        answers = AnswerMemory()
+        self.chat_format = ChatFormat(loaded.tokenizer, answers=answers)
         self.stats = CacheStats()
         self.prefix_tree = PrefixTree(config.prefix_cache_bytes)
         self.max_position = min(loaded.max_position, config.context_limit or loaded.max_position)
@@ -84,8 +89,11 @@ class PromptCache:
             runner=self.runner,
             source=self.source,
             text_encoder=TemplateEncoder(loaded.tokenizer),
+            grammars=GrammarCompiler(loaded.tokenizer),
             prefix_tree=self.prefix_tree if config.prefix_cache_bytes else None,
+            answers=answers,
             stats=self.stats,
+            prefill_rate=prefill_rate,
             storage_dtype=_storage_dtype(config, loaded.dtype),
             max_position=self.max_position,
         )
@@ -158,9 +166,10 @@ class PromptCache:
         config: GenerationConfig | None = None,
         *,
         reuse: bool | None = None,
+        template: str | None = None,
     ) -> Completion:
         """Run a prompt to its end; see ``stream``."""
-        stream = self.stream(prompt, config, reuse=reuse)
+        stream = self.stream(prompt, config, reuse=reuse, template=template)
         with stream:
             for _ in stream:
                 pass
@@ -172,6 +181,7 @@ class PromptCache:
         config: GenerationConfig | None = None,
         *,
         reuse: bool | None = None,
+        template: str | None = None,
     ) -> CompletionStream:
         """Run a prompt, giving text as it comes.
 
@@ -181,15 +191,19 @@ class PromptCache:
             config: How to choose tokens and when to stop; greedy by default.
             reuse: ``False`` runs the uncached arm: the same tokens at the same positions, all of
                 them computed. ``None`` does as the engine's configuration says.
+            template: Label in the metrics; by default the schema's name, ``"chat"``, ``"text"``, or
+                what the request says.
 
         Raises:
             PromptError: The prompt is empty or does not fit its schema.
             LayoutError: The prompt does not fit the model's context.
+            ConfigError: The grammar is refused.
+            MissingDependencyError: There is a grammar, and llguidance is not installed.
         """
         watch = self.start_watch()
         with watch.measure(Phase.PLAN):
             request = prompt if isinstance(prompt, Request) else self.plan(prompt)
-        return self.run(request, config, watch=watch, reuse=reuse)
+        return self.run(request, config, watch=watch, reuse=reuse, template=template)
 
     def run(
         self,
@@ -198,8 +212,11 @@ class PromptCache:
         *,
         watch: Stopwatch,
         reuse: bool | None = None,
+        template: str | None = None,
     ) -> CompletionStream:
         """Run a planned request on a clock that its planner started; see ``stream``."""
+        if template is not None:
+            request = replace(request, template=template)
         generation = Generation(
             self._machinery,
             request,

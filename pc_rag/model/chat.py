@@ -46,6 +46,7 @@ from pc_rag.types import Role
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from pc_rag.model.answer_memory import AnswerMemory
     from pc_rag.model.conversation import Conversation, ToolSpec
     from pc_rag.model.tokenizer import TextTokenizer
     from pc_rag.model.tool_format import ToolFormat
@@ -68,6 +69,8 @@ class PieceKind(StrEnum):
     """The chat template: role markers, separators, texts of its own."""
     CONTENT = "content"
     """A message; or a string of a tool or of a call that imitates a control token."""
+    ANSWER = "answer"
+    """A message that the model itself has generated: its tokens are those it generated."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,11 +82,13 @@ class ChatPiece:
         text: Its text, as the template places it (trimmed if the template trims, escaped if it
             writes JSON).
         token_ids: Its tokens; the prompt is the pieces' ids joined, nothing more.
+        chunks: Of a content: ``ChatMessage.chunks`` of its message.
     """
 
     kind: PieceKind
     text: str
     token_ids: TokenIds
+    chunks: tuple[str, ...] = ()
 
 
 class ChatFormat:
@@ -91,10 +96,13 @@ class ChatFormat:
 
     Args:
         tokenizer: The model's tokenizer with its chat template, if it has one.
+        answers: What the model has generated before; assistant messages of just that text keep
+            their generated tokens.
     """
 
-    def __init__(self, tokenizer: TextTokenizer) -> None:
+    def __init__(self, tokenizer: TextTokenizer, *, answers: AnswerMemory | None = None) -> None:
         self._tokenizer = tokenizer
+        self._answers = answers
 
     @property
     def has_template(self) -> bool:
@@ -262,24 +270,35 @@ class ChatFormat:
         return skeleton
 
     def _fill(self, skeleton: Skeleton, prepared: TemplateInput) -> list[ChatPiece]:
-        contents = [
-            place.fit(prepared.messages[place.message].content) for place in skeleton.places
-        ]
-        texts: list[str] = []  # template text and contents in turn, as split_values has it
-        for control, content in zip(skeleton.controls, [*contents, ""], strict=True):
-            texts += [*split_values(control, prepared.values.__getitem__), content]
         pieces: list[ChatPiece] = []
-        for index, text in enumerate(texts):
-            if not text:
-                continue
-            is_first = not pieces
-            if index % 2 == 0:
-                ids = self._tokenizer.encode_template(text, is_first=is_first)
-                pieces.append(ChatPiece(PieceKind.CONTROL, text, ids))
-            else:
-                ids = self._tokenizer.encode_text(text, is_first=is_first)
-                pieces.append(ChatPiece(PieceKind.CONTENT, text, ids))
+        for index, control in enumerate(skeleton.controls):
+            # Template text and strings that imitate control tokens, in turn.
+            for number, text in enumerate(split_values(control, prepared.values.__getitem__)):
+                if text:
+                    pieces.append(self._piece(text, is_value=number % 2 == 1, is_first=not pieces))
+            if index < len(skeleton.places):
+                place = skeleton.places[index]
+                message = prepared.messages[place.message]
+                content = place.fit(message.content)
+                if content:
+                    pieces.append(self._content(message, content, is_first=not pieces))
         return pieces
+
+    def _piece(self, text: str, *, is_value: bool, is_first: bool) -> ChatPiece:
+        if is_value:
+            ids = self._tokenizer.encode_text(text, is_first=is_first)
+            return ChatPiece(PieceKind.CONTENT, text, ids)
+        ids = self._tokenizer.encode_template(text, is_first=is_first)
+        return ChatPiece(PieceKind.CONTROL, text, ids)
+
+    def _content(self, message: ChatMessage, text: str, *, is_first: bool) -> ChatPiece:
+        """The piece of a message whose content the template places as ``text``."""
+        if message.role is Role.ASSISTANT and self._answers is not None:
+            generated = self._answers.token_ids_of(text)
+            if generated is not None:
+                return ChatPiece(PieceKind.ANSWER, text, generated)
+        ids = self._tokenizer.encode_text(text, is_first=is_first)
+        return ChatPiece(PieceKind.CONTENT, text, ids, message.chunks)
 
     def _with_bos(self, pieces: list[ChatPiece]) -> tuple[ChatPiece, ...]:
         bos_ids = self._tokenizer.bos_ids

@@ -509,3 +509,34 @@ def test_nothing_is_left_when_a_removed_document_was_asked_by_another_model(tmp_
         corpus.remove("cat")
         assert corpus.gc().num_entries == 2
         assert corpus.stats().catalog.num_entries == 0
+
+
+# -- chunks that are retrieved elsewhere --------------------------------------------------------
+
+
+def test_chunks_are_recognised_when_they_are_retrieved_elsewhere(monkeypatch):
+    """Nothing is embedded, and no embedder is made; the refusal says what to do."""
+    monkeypatch.setattr("pc_rag.corpus.corpus.default_embedder", None)
+    with opened(has_retrieval=False) as corpus:
+        corpus.add(named(cat=CAT, dog=DOG))
+        corpus.remove("dog")
+        uses = chunk_uses(corpus.generate(f"x {CAT} {DOG} y", SHORT))
+        assert [use.is_hit for use in uses] == [True]
+        for ask in (corpus.search, corpus.answer, corpus.stream):
+            for k in (0, 1):
+                with pytest.raises(ConfigError, match="has_retrieval=True"):
+                    ask("cat", k)
+
+
+def test_chunks_are_found_when_the_corpus_is_opened_with_retrieval_later(tmp_path):
+    """What was not embedded then is embedded now."""
+    with opened(tmp_path, has_retrieval=False) as corpus:
+        corpus.add(TEXTS)
+    with opened(tmp_path) as corpus:
+        assert corpus.search("the dog barked", 1)[0].text == DOG
+
+
+def test_corpus_is_refused_when_it_is_to_embed_without_retrieval():
+    """The two contradict each other."""
+    with tiny_engine() as engine, pytest.raises(ConfigError, match="has_retrieval=False"):
+        Corpus(engine, embedding=EMBEDDING, has_retrieval=False)

@@ -8,8 +8,8 @@ import pytest
 
 from pc_rag.corpus import Catalog, Document
 from pc_rag.corpus.catalog import chunk_id_of
-from pc_rag.corpus.ingest import Published
 from pc_rag.corpus.lookup import ChunkLookup
+from pc_rag.corpus.publishing import Published
 from pc_rag.errors import MissingDependencyError
 from tests.support.catalog import chunks_of
 from tests.support.corpora import CAT, DOG, EMBEDDING, FISH, TEXTS

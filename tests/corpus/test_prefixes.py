@@ -259,6 +259,15 @@ def test_prefixes_are_limited_when_many_heads_come(corpus):
     assert len(corpus.prefixes) == MAX_PREFIXES
 
 
+def test_prompt_is_not_read_when_there_is_no_room_to_learn(corpus):
+    """Adapters ask after every request, so a full corpus answers at once."""
+    for number in range(3):
+        corpus.adopt_prefix(f"head {number}: ").result(60)
+    assert corpus.learn_prefix(object()) is None
+    corpus.forget_prefix("head 0: ")
+    assert corpus.learn_prefix(f"another head: {CAT}").result(60) == 3
+
+
 def test_prefix_leaves_nothing_when_it_is_forgotten(corpus):
     """Its entries leave the store, prompts with it are served from the own prefix again."""
     before = corpus.stats()

@@ -69,7 +69,9 @@ def tiny_engine(store=None, *, loaded: LoadedModel | None = None, **settings) ->
 
 
 @contextmanager
-def opened(folder=None, *, loaded=None, prompt_format=None, **settings) -> Iterator[Corpus]:
+def opened(
+    folder=None, *, loaded=None, prompt_format=None, has_retrieval=True, **settings
+) -> Iterator[Corpus]:
     """A corpus with its engine; entries and catalog below ``folder``, or in memory."""
     store = folder / "kv" if folder else None
     with (
@@ -77,8 +79,9 @@ def opened(folder=None, *, loaded=None, prompt_format=None, **settings) -> Itera
         Corpus(
             engine,
             folder / "catalog" if folder else None,
-            embedding=EMBEDDING,
+            embedding=EMBEDDING if has_retrieval else None,
             prompt_format=prompt_format,
+            has_retrieval=has_retrieval,
         ) as corpus,
     ):
         yield corpus

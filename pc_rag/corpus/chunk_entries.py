@@ -1,0 +1,123 @@
+"""The entries of chunks: their tokens, their recipes behind prefixes, what the catalog notes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pc_rag.corpus.catalog.records import EntryRecord, NewChunk, chunk_id_of
+from pc_rag.corpus.prefixes import chunk_recipe, recipe_table
+from pc_rag.errors import LayoutError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from pc_rag.corpus.catalog import Catalog
+    from pc_rag.corpus.catalog.records import ChunkId
+    from pc_rag.corpus.prefixes import CorpusPrefix
+    from pc_rag.engine import PromptCache
+    from pc_rag.engine.request import EntryRecipe
+    from pc_rag.types import TokenIds
+
+
+@dataclass(frozen=True, slots=True)
+class WantedEntry:
+    """The entry of a chunk behind a prefix.
+
+    Attributes:
+        recipe: How it is made.
+        record: What the catalog notes of it.
+        prefix: What it is encoded behind.
+    """
+
+    recipe: EntryRecipe
+    record: EntryRecord
+    prefix: CorpusPrefix
+
+
+class ChunkEntries:
+    """From chunks to their entries. Thread-safe.
+
+    Args:
+        engine: Whose model, store and configuration decide.
+        catalog: Knows chunks and prefixes.
+    """
+
+    def __init__(self, engine: PromptCache, catalog: Catalog) -> None:
+        self._engine = engine
+        self._catalog = catalog
+
+    def tokens(self, text: str) -> TokenIds:
+        """The tokens of a chunk's text.
+
+        Raises:
+            LayoutError: They do not fit a slot of the corpus.
+        """
+        token_ids = self._engine.loaded.tokenizer.encode_text(text)
+        limit = self._engine.config.slot_tokens
+        if limit is not None and len(token_ids) > limit:
+            raise LayoutError(
+                f"chunk {text[:40]!r}... has {len(token_ids)} tokens, a slot holds {limit}; use "
+                f"shorter chunks (chunk_tokens={limit}, or shorter texts where documents are "
+                "whole) or a corpus with longer slots"
+            )
+        return token_ids
+
+    def tokens_of(self, chunk_id: ChunkId, text: str) -> TokenIds:
+        """The tokens of a chunk as it was stored, made now where another tokenizer made it."""
+        record = self._catalog.chunk(chunk_id)
+        if record is not None and record.token_ids is not None:
+            return record.token_ids
+        token_ids = self.tokens(text)
+        self._catalog.record_tokens(chunk_id, token_ids)
+        return token_ids
+
+    def wanted(
+        self, chunks: Iterable[NewChunk], prefixes: Sequence[CorpusPrefix]
+    ) -> Iterator[WantedEntry]:
+        """The entries of chunks behind prefixes."""
+        fingerprint, per_token = self._engine.loaded.fingerprint, self._engine.bytes_per_token
+        for chunk in chunks:
+            if not chunk.token_ids:
+                continue
+            chunk_id = chunk_id_of(chunk.text)
+            for prefix in prefixes:
+                recipe = chunk_recipe(self._engine, chunk.token_ids, prefix)
+                record = EntryRecord(
+                    key=recipe.address.key,
+                    chunk_id=chunk_id,
+                    prefix_id=prefix.recorded_id,
+                    fingerprint=fingerprint,
+                    num_bytes=len(chunk.token_ids) * per_token,
+                )
+                yield WantedEntry(recipe, record, prefix)
+
+    def made(self, chunk_id: ChunkId, prefixes: Sequence[CorpusPrefix]) -> Iterator[WantedEntry]:
+        """The entries that this engine may have made of a chunk."""
+        chunk = self._catalog.chunk(chunk_id)
+        if chunk is not None and chunk.token_ids:
+            yield from self.wanted([NewChunk(chunk.text, chunk.token_ids)], prefixes)
+
+    def record(self, records: Iterable[EntryRecord]) -> None:
+        """Note entries, save those of chunks that ``gc`` took meanwhile."""
+        known = [each for each in records if self._catalog.chunk(each.chunk_id) is not None]
+        self._catalog.entries.record(known)
+
+    def remove_gone(
+        self,
+        chunks: Sequence[NewChunk],
+        prefixes: Sequence[CorpusPrefix],
+        current: Sequence[CorpusPrefix],
+    ) -> None:
+        """Remove entries from the store whose prefix was forgotten while they were encoded.
+
+        Args:
+            chunks: What was encoded.
+            prefixes: What it was encoded behind; the first is the corpus's own, which stays.
+            current: The prefixes that this process serves now; another may have forgotten more.
+        """
+        kept = {record.id for record in self._catalog.prefixes.all()}
+        kept &= {prefix.record.id for prefix in current}
+        gone = [p for p in prefixes[1:] if p.recorded_id and p.record.id not in kept]
+        for key in recipe_table((each.recipe for each in self.wanted(chunks, gone)), gone):
+            self._engine.store.remove(key)

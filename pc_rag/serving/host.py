@@ -1,0 +1,232 @@
+"""A model with the corpus whose chunks it recognises, opened when it is first needed."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+from weakref import WeakValueDictionary
+
+from pc_rag.config import EngineConfig
+from pc_rag.corpus import Corpus
+from pc_rag.engine import PromptCache
+from pc_rag.errors import ConfigError
+from pc_rag.model.builtin import DEFAULT_MODEL
+from pc_rag.model.loading import load_model, load_tokenizer
+from pc_rag.model.tool_parser import ToolCallParser
+from pc_rag.serving.reply import ReplyStream, new_call_id
+from pc_rag.types import MissReason
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+    from pc_rag.model.tokenizer import TextTokenizer
+    from pc_rag.serving.call import Call
+    from pc_rag.serving.reply import Reply
+
+_ENTRIES = "kv"
+"""Folder of the entries below a store, as the command line names it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostSettings:
+    """What a host is opened with; equal settings share one host.
+
+    Attributes:
+        model: Hub name, folder, ``.gguf`` file, or ``"smollm2"``.
+        store: Folder that keeps catalog and entries; ``None`` keeps them in memory.
+        dtype: Compute dtype; see ``load_model``.
+        device: Where the model runs; see ``load_model``.
+        chat_template: Jinja source in place of the model's own template.
+        config: Capacities and policies.
+    """
+
+    model: str = DEFAULT_MODEL
+    store: str | None = None
+    dtype: str = "auto"
+    device: str = "auto"
+    chat_template: str | None = None
+    config: EngineConfig = field(default_factory=EngineConfig)
+
+
+class Host:
+    """A model with a corpus, opened at the first use. Thread-safe; a failed opening is tried again.
+
+    The corpus recognises chunks and retrieves nothing: frameworks bring vector stores. Get one by
+    ``open_host``.
+
+    Args:
+        settings: What to open, and what siblings are opened with.
+        engine: An engine that is open already. Lent: closing the host leaves it open.
+        corpus: A corpus that is open already. Lent likewise.
+    """
+
+    def __init__(
+        self,
+        settings: HostSettings,
+        *,
+        engine: PromptCache | None = None,
+        corpus: Corpus | None = None,
+    ) -> None:
+        self.settings = settings
+        self._lock = threading.Lock()
+        self._lent_corpus, self._lent_engine = corpus, engine
+        self._corpus = corpus
+        self._engine = engine
+        self._tokenizer: TextTokenizer | None = None
+        self._siblings: dict[str, Host] = {}
+        self._learning: Future[int] | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the model is in memory."""
+        return self._corpus is not None
+
+    @property
+    def model_name(self) -> str:
+        """What the model is called; does not open it."""
+        engine = self._corpus.engine if self._corpus else self._lent_engine
+        return engine.loaded.name if engine else self.settings.model
+
+    @property
+    def corpus(self) -> Corpus:
+        """The corpus; opens it.
+
+        Raises:
+            ModelError: The model cannot be loaded.
+            StoreError: The store cannot be opened.
+        """
+        if self._corpus is None:
+            with self._lock:
+                if self._corpus is None:
+                    self._corpus = self._open()
+        return self._corpus
+
+    @property
+    def engine(self) -> PromptCache:
+        """The engine of the corpus; opens it."""
+        return self.corpus.engine
+
+    @property
+    def tokenizer(self) -> TextTokenizer:
+        """The model's tokenizer, without loading weights for it."""
+        if self._corpus is not None:
+            return self._corpus.engine.loaded.tokenizer
+        if self._tokenizer is None:
+            self._tokenizer = load_tokenizer(self.settings.model)
+        return self._tokenizer
+
+    @property
+    def learning(self) -> Future[int] | None:
+        """The encoding behind another prefix that a call began last; ``None`` if none did."""
+        return self._learning
+
+    def stream(self, call: Call) -> ReplyStream:
+        """Run a call; its prefill starts at the first ``next``.
+
+        Raises:
+            PromptError: The prompt is empty, or its roles are refused by the chat template.
+            LayoutError: It does not fit the model's context.
+            UnsupportedModelError: It has tools, and the chat template knows none.
+            ConfigError: A tool must be called that is not given.
+        """
+        chat_format = self.engine.chat_format
+        tools = call.tools
+        tool_format = chat_format.tool_format if tools else None
+        stream = self.corpus.stream_prompt(
+            call.shown_prompt(),
+            call.held_config(tool_format),
+            reuse=call.reuse,
+            template=call.template,
+        )
+        parser = None
+        if tool_format is not None:
+            parser = ToolCallParser(tool_format, tools, make_id=new_call_id)
+        return ReplyStream(
+            stream,
+            parser=parser,
+            max_tool_calls=call.max_tool_calls,
+            timeout_seconds=call.timeout_seconds,
+            on_end=(lambda reply: self._learn_from(call, reply)) if call.learn_prefix else None,
+        )
+
+    def sibling(self, model: str) -> Host:
+        """The host of another model with the same settings otherwise; opened once, then kept.
+
+        Its entries lie in the same store, where no model is served another's.
+
+        Raises:
+            ConfigError: The corpus was given, so that there are no settings to open another with.
+        """
+        if model in {self.model_name, self.settings.model}:
+            return self
+        if self._lent_corpus is not None or self._lent_engine is not None:
+            raise ConfigError(
+                f"model {model!r} is not the model of the engine or corpus that was given, which "
+                f"is {self.model_name!r}; give a model name instead, so that others can be opened"
+            )
+        with self._lock:
+            if model not in self._siblings:
+                self._siblings[model] = open_host(replace(self.settings, model=model))
+            return self._siblings[model]
+
+    def close(self) -> None:
+        """Close what this host has opened, siblings included. Idempotent; a later use reopens."""
+        with self._lock:
+            siblings, self._siblings = list(self._siblings.values()), {}
+            corpus, self._corpus = self._corpus, self._lent_corpus
+            engine, self._engine = self._engine, self._lent_engine
+        for sibling in siblings:
+            sibling.close()
+        if corpus is not None and corpus is not self._lent_corpus:
+            corpus.close()
+        if engine is not None and engine is not self._lent_engine:
+            engine.close()
+
+    def _open(self) -> Corpus:
+        """Open what was not lent. The lock is held."""
+        settings = self.settings
+        root = None if settings.store is None else Path(settings.store).expanduser()
+        if self._engine is None:
+            loaded = load_model(
+                settings.model,
+                dtype=settings.dtype,
+                device=settings.device,
+                chat_template=settings.chat_template,
+            )
+            self._engine = PromptCache.from_pretrained(
+                loaded, store=None if root is None else root / _ENTRIES, config=settings.config
+            )
+        return Corpus(self._engine, root, has_retrieval=False)
+
+    def _learn_from(self, call: Call, reply: Reply) -> None:
+        uses = reply.completion.metrics.modules
+        if any(use.miss_reason is MissReason.OTHER_PREFIX for use in uses):
+            begun = self.corpus.learn_prefix(call.shown_prompt())
+            self._learning = begun or self._learning
+
+
+_hosts: WeakValueDictionary[HostSettings, Host] = WeakValueDictionary()
+_hosts_lock = threading.Lock()
+
+
+def open_host(settings: HostSettings | PromptCache | Corpus) -> Host:
+    """The host of some settings, shared by all who hold it: a model is loaded once a process.
+
+    Args:
+        settings: What to open; or an engine or a corpus that is open, which is lent.
+    """
+    if isinstance(settings, Corpus):
+        return Host(_settings_of(settings.engine), corpus=settings)
+    if isinstance(settings, PromptCache):
+        return Host(_settings_of(settings), engine=settings)
+    with _hosts_lock:
+        host = _hosts.get(settings)
+        if host is None:
+            host = _hosts[settings] = Host(settings)
+        return host
+
+
+def _settings_of(engine: PromptCache) -> HostSettings:
+    return HostSettings(model=engine.loaded.name, config=engine.config)
