@@ -265,8 +265,8 @@ def compare_chains(
     build: Callable[[Any], Runnable[Any, Any]],
     questions: Sequence[str],
     *,
-    baseline: Any,  # noqa: ANN401 - whatever the caller's own factory takes
-    candidate: Any,  # noqa: ANN401 - likewise
+    baseline: Any,
+    candidate: Any,
     rounds: int = 3,
     as_input: Callable[[str], Any] = str,
     on_progress: Callable[[str], None] | None = None,

@@ -129,7 +129,7 @@ def _find(path: str) -> object:
     return found
 
 
-def _model(found: object) -> Any:  # noqa: ANN401 - whatever the user's factory takes
+def _model(found: object) -> Any:
     """A model as it is, or what a function makes."""
     if isinstance(found, Runnable) or not callable(found):
         return found
