@@ -70,6 +70,22 @@ def test_opening_of_a_turn_is_no_prefix_when_templates_think_first():
     assert ChatFormat(templates.tool_tokenizer(template)).tool_format == TAGGED
 
 
+def test_end_token_is_no_suffix_when_calls_end_otherwise_than_text():
+    """The turn ends at a token that ends generation, whatever the template writes behind it."""
+    template = templates.TAGGED_TEMPLATE.replace(
+        "{{ '<|im_end|>\n' }}{% endif %}{% endfor %}",
+        "{{ '<|im_end|>' + ('#' if m.tool_calls else '') }}{% endif %}{% endfor %}",
+    )
+    assert ChatFormat(templates.tool_tokenizer(template)).tool_format == TAGGED
+
+
+def test_end_of_the_turn_is_no_suffix_when_the_tokenizer_does_not_name_it():
+    """What ends a turn of text ends one of calls."""
+    hf = tiny_tokenizer(chat_template=templates.TAGGED_TEMPLATE)
+    hf.eos_token = "<s>"
+    assert ChatFormat(TextTokenizer(hf)).tool_format == TAGGED
+
+
 @pytest.mark.parametrize("is_special", [False, True])
 def test_tag_is_text_when_its_token_is_no_special_one(is_special):
     """Decoding leaves special tokens out, and keeps other added ones."""

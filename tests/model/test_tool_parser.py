@@ -128,6 +128,12 @@ def test_text_is_released_at_once_when_it_cannot_become_a_call():
     assert answer.released == ["S", "o", "", "", " <b", ">", "", " i", "s"]
 
 
+def test_json_is_released_early_when_its_first_key_is_no_key_of_a_call():
+    """A structured answer still streams."""
+    answer = Answer(TAGGED, '{"city": "Rome", "people": 3}', 10)
+    assert answer.released == ['{"city": "', 'Rome", "pe', 'ople": 3}']
+
+
 @pytest.mark.parametrize(
     ("text", "error"),
     [
