@@ -238,11 +238,14 @@ class Generation:
             remember(tree, self._plan, view, self._generated, namespace=self._machinery.namespace)
 
     def _remember_answer(self, text: str) -> None:
-        """Have the answer's tokens known again where its text comes back in a conversation."""
+        """Have the answer's tokens known again where its text comes back in a conversation.
+
+        Not those of an answer that a stop string cut: its text ends before its tokens do.
+        """
         machinery, token_ids = self._machinery, tuple(self._generated)
         tokenizer = machinery.loaded.tokenizer
-        if machinery.prefix_tree is None or self._stops.is_stopped:
-            return  # nothing holds their KV, or the text ends before its tokens do
+        if machinery.prefix_tree is None:
+            return  # nothing holds their KV
         if tokenizer.control_ids.isdisjoint(token_ids) and tokenizer.decode(token_ids) == text:
             machinery.answers.remember(text, token_ids)
 
