@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
@@ -132,7 +133,9 @@ class TextTokenizer:
         """
         if self._control_texts.are_in(text):
             return True
-        ids = self._template.encode(text, add_special_tokens=False).ids  # sees normalised forms too
+        if self._template.normalizer is None:
+            return False
+        ids = self._template.encode(text, add_special_tokens=False).ids
         return not (self.control_ids - self._unk_ids).isdisjoint(ids)
 
     def _encode_plain(self, text: str, encoder: Tokenizer) -> list[int]:
@@ -207,7 +210,7 @@ class _ControlTexts:
     holds more than letters and digits.
     """
 
-    whole: frozenset[str]
+    whole: re.Pattern[str]
     heads: frozenset[str]
     tails: frozenset[str]
     max_chars: int
@@ -219,14 +222,14 @@ class _ControlTexts:
         heads = {text[:end] for text in whole for end in range(1, len(text))}
         tails = {text[start:] for text in whole for start in range(1, len(text))}
         return cls(
-            frozenset(whole),
+            re.compile("|".join(map(re.escape, sorted(whole))) or r"(?!)"),
             frozenset(head for head in heads if not head.isalnum()),
             frozenset(tail for tail in tails if not tail.isalnum()),
             max(map(len, whole), default=0),
         )
 
     def are_in(self, text: str) -> bool:
-        if any(control in text for control in self.whole):
+        if self.whole.search(text):
             return True
         lengths = range(1, min(self.max_chars, len(text) + 1))
         return any(text[:n] in self.tails or text[-n:] in self.heads for n in lengths)

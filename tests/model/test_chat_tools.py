@@ -7,15 +7,17 @@ import json
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import AddedToken, normalizers
 
 from pc_rag.errors import PromptError, UnsupportedModelError
 from pc_rag.model.chat import ChatFormat, PieceKind
 from pc_rag.model.conversation import ChatMessage, Conversation, ToolCall, ToolSpec
+from pc_rag.model.loading import load_tokenizer
 from pc_rag.model.tokenizer import TextTokenizer
 from pc_rag.model.tool_parser import ToolCallParser
 from pc_rag.types import Role
 from tests.support import tool_templates as templates
-from tests.support.tiny_models import CHATML_TEMPLATE
+from tests.support.tiny_models import CHATML_TEMPLATE, tiny_tokenizer
 from tests.support.tiny_tokenizers import metaspace_tokenizer
 
 SYSTEM, USER, ASSISTANT, TOOL = Role.SYSTEM, Role.USER, Role.ASSISTANT, Role.TOOL
@@ -341,6 +343,25 @@ def test_values_gain_no_space_when_the_tokenizer_prepends_one(kind):
     pieces = ChatFormat(tokenizer).render(conversation)
     ids = [token_id for piece in pieces for token_id in piece.token_ids]
     assert tokenizer.decode(ids).strip() == "the</s>satcat"
+
+
+def test_imitations_are_told_when_the_tokenizer_changes_letters():
+    """A text that is a control token only after normalising is one."""
+    hf = tiny_tokenizer()
+    hf.backend_tokenizer.normalizer = normalizers.Replace("@", "<")
+    hf.backend_tokenizer.add_special_tokens([AddedToken("<stop>", normalized=True, special=True)])
+    tokenizer = TextTokenizer(hf)
+    assert tokenizer.imitates_control("a @stop> b")
+    assert not tokenizer.imitates_control("a @star> b")
+
+
+@pytest.mark.slow
+def test_default_model_knows_no_tools_when_its_template_is_rendered():
+    """SmolLM2's own template: tools are refused before anything is computed."""
+    chat_format = ChatFormat(load_tokenizer())
+    assert not chat_format.knows_tools
+    with pytest.raises(UnsupportedModelError, match="shows no tools"):
+        chat_format.render(round_trip())
 
 
 @pytest.mark.parametrize("kind", ["unigram", "bpe-first"])
