@@ -133,8 +133,7 @@ class _SentenceTransformer:
         # Loading imports torch and reads the weights; and the tokenizer inside is not thread-safe.
         with self._lock:
             if self._model is None:
-                library = _require_sentence_transformers()
-                self._model = library.SentenceTransformer(self._name_or_path, device=self._device)
+                self._model = self._load()
             vectors: Vectors = self._model.encode(
                 list(texts),
                 convert_to_numpy=True,
@@ -142,6 +141,13 @@ class _SentenceTransformer:
                 show_progress_bar=False,
             )
         return np.asarray(vectors, dtype=np.float32).reshape(len(texts), -1)
+
+    def _load(self) -> Any:  # noqa: ANN401 - a library without types
+        from pc_rag.model.quiet import TRANSFORMERS_LOCK, quiet_progress  # noqa: PLC0415 - torch
+
+        library = _require_sentence_transformers()
+        with TRANSFORMERS_LOCK, quiet_progress():
+            return library.SentenceTransformer(self._name_or_path, device=self._device)
 
 
 def _require_sentence_transformers() -> Any:  # noqa: ANN401 - a module

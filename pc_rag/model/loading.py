@@ -13,18 +13,17 @@ from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import cached_file
-from transformers.utils import logging as transformers_logging
 
 from pc_rag.errors import ConfigError, ModelError, PromptCacheError
 from pc_rag.model.builtin import (
     DEFAULT_MODEL,
-    TRANSFORMERS_LOCK,
     convert_gguf,
     find_default_gguf,
 )
 from pc_rag.model.cache_folder import cache_folder, file_signature, recall, remember
 from pc_rag.model.capability import check_supported
 from pc_rag.model.fingerprint import digest_weights, fingerprint_of
+from pc_rag.model.quiet import TRANSFORMERS_LOCK, quiet_progress
 from pc_rag.model.template_input import check_template
 from pc_rag.model.tokenizer import TextTokenizer
 
@@ -101,13 +100,13 @@ def load_model(
     check_template(chat_template)
     chosen_device = _choose_device(device)
     chosen_dtype = _choose_dtype(dtype, chosen_device)
-    with TRANSFORMERS_LOCK, _quiet_progress():
+    with TRANSFORMERS_LOCK, quiet_progress():
         source = _resolve(name_or_path)
     options: dict[str, Any] = {
         "revision": revision or "main",
         "trust_remote_code": trust_remote_code,
     }
-    with TRANSFORMERS_LOCK, _quiet_progress(), _explained(name_or_path):
+    with TRANSFORMERS_LOCK, quiet_progress(), _explained(name_or_path):
         config = AutoConfig.from_pretrained(source, **options)
         check_supported(config)
         tokenizer = AutoTokenizer.from_pretrained(source, **options)
@@ -138,7 +137,7 @@ def load_tokenizer(name_or_path: str | Path = DEFAULT_MODEL) -> TextTokenizer:
         ModelError: Nothing loadable is found there.
         MissingDependencyError: A GGUF file without the ``gguf`` extra.
     """
-    with TRANSFORMERS_LOCK, _quiet_progress():
+    with TRANSFORMERS_LOCK, quiet_progress():
         source = _resolve(name_or_path)
         with _explained(name_or_path):
             tokenizer = AutoTokenizer.from_pretrained(source)
@@ -269,22 +268,6 @@ def _explained(name: str | Path) -> Iterator[None]:
 def _first_line(error: BaseException) -> str:
     text = str(error).strip()
     return text.splitlines()[0].rstrip(". ") if text else type(error).__name__
-
-
-@contextmanager
-def _quiet_progress() -> Iterator[None]:
-    """Hide transformers' progress bars meanwhile; what the host has set comes back at the end.
-
-    The switch is global, so this runs under ``TRANSFORMERS_LOCK``.
-    """
-    was_shown = transformers_logging.is_progress_bar_enabled()
-    if was_shown:
-        transformers_logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if was_shown:
-            transformers_logging.enable_progress_bar()
 
 
 def _eos_ids(model: PreTrainedModel) -> tuple[int, ...]:
