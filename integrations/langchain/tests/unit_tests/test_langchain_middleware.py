@@ -232,6 +232,14 @@ async def test_answer_passes_unchanged_when_no_document_stands_in_it(counted, an
     assert answer == before
 
 
+def test_tools_own_message_stays_as_it_is_when_its_chunks_are_named(counted):
+    """What the tool returned may be kept by others; a copy of it holds the blocks."""
+    own = ToolMessage(CAT, artifact=texts_as_documents(CAT), tool_call_id="1")
+    named = PromptCacheMiddleware(counted.corpus).wrap_tool_call(None, lambda _: own)
+    assert own.content == CAT
+    assert message_chunks(named) == (CAT, (CAT,))
+
+
 def test_extra_is_named_when_langchain_is_absent():
     """Without the package ``langchain`` the class is an error that names what to install."""
     program = (
