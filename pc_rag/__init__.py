@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from pc_rag.errors import PromptCacheError
     from pc_rag.metrics import CacheStats, RequestMetrics
     from pc_rag.model.conversation import ChatMessage, Conversation, ToolCall, ToolSpec
+    from pc_rag.model.grammar import Grammar
     from pc_rag.model.sampling import GenerationConfig
     from pc_rag.pml import parse_prompt, parse_schema
     from pc_rag.types import HitKind, MissReason, Role
@@ -32,6 +33,7 @@ __all__ = [
     "Document",
     "EngineConfig",
     "GenerationConfig",
+    "Grammar",
     "HitKind",
     "MissReason",
     "PromptCache",
@@ -57,6 +59,7 @@ _HOMES = {
     "Document": "pc_rag.corpus",
     "EngineConfig": "pc_rag.config",
     "GenerationConfig": "pc_rag.model.sampling",
+    "Grammar": "pc_rag.model.grammar",
     "HitKind": "pc_rag.types",
     "MissReason": "pc_rag.types",
     "PromptCache": "pc_rag.engine",

@@ -48,6 +48,7 @@ def request_metrics(
     num_decode_steps: int,
     template: str,
     tenant: str,
+    prefill_tokens_per_second: float | None = None,
 ) -> RequestMetrics:
     """The metrics of a request that ended.
 
@@ -61,6 +62,7 @@ def request_metrics(
         num_decode_steps: Forward passes behind the prompt's.
         template: Label of the schema or corpus.
         tenant: The engine's tenant.
+        prefill_tokens_per_second: The model's prefill rate, as far as the engine knows it.
     """
     num_repaired = plan.num_repaired_tokens
     return RequestMetrics(
@@ -80,6 +82,7 @@ def request_metrics(
         template=template,
         tenant=tenant,
         finish_reason=finish_reason,
+        prefill_tokens_per_second=prefill_tokens_per_second,
     )
 
 

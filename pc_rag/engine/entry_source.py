@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pc_rag.kv.base import KVStore, Lease
     from pc_rag.kv.entry import Entry
     from pc_rag.kv.key import EntryAddress
-    from pc_rag.metrics import Stopwatch
+    from pc_rag.metrics import PrefillRate, Stopwatch
     from pc_rag.model.runner import Runner
     from pc_rag.types import ModuleKey, Tier
 
@@ -95,11 +95,12 @@ class EntrySource:
     Args:
         store: Where entries are kept.
         runner: The model that encodes them.
+        rate: Learns from encoding how fast the model prefills.
     """
 
-    def __init__(self, store: KVStore, runner: Runner) -> None:
+    def __init__(self, store: KVStore, runner: Runner, *, rate: PrefillRate | None = None) -> None:
         self._store = store
-        self._encoder = Encoder(runner)
+        self._encoder = Encoder(runner, rate=rate)
         self._device = runner.device
 
     def acquire(

@@ -17,6 +17,7 @@ from pc_rag.metrics import Phase
 from pc_rag.model.assembly import assemble, fresh_tokens
 from pc_rag.model.detokenize import Detokenizer
 from pc_rag.model.kv_view import KVView, Segment
+from pc_rag.model.pass_clock import PassClock
 from pc_rag.model.sampling import Sampler
 from pc_rag.model.stop import StopMatcher
 from pc_rag.types import FinishReason
@@ -48,6 +49,7 @@ class Generation:
 
     Raises:
         LayoutError: The prompt leaves no room for a token.
+        ConfigError: The grammar is refused.
     """
 
     def __init__(
@@ -72,7 +74,7 @@ class Generation:
                 f"{machinery.max_position}; no token can be generated. Retrieve fewer chunks or "
                 "shorten the prompt"
             )
-        self._sampler = Sampler(config, machinery.runner.device)
+        self._sampler = self._make_sampler(config)
         self._stops = StopMatcher(config.stop)
         self._detokenizer = Detokenizer(machinery.loaded.tokenizer)
         self._history = list(self._plan.token_ids) if self._sampler.needs_history else []
@@ -82,6 +84,8 @@ class Generation:
         self._generated: list[int] = []
         self._text: list[str] = []
         self._num_decode_steps = 0
+        self._prefill_clock = PassClock(machinery.runner.device)
+        self._num_prefilled = 0
         self._finish = FinishReason.CANCELLED
         self._is_cancelled = False
 
@@ -108,6 +112,14 @@ class Generation:
         if self.completion is None:
             self._end(has_failed=False)
 
+    def _make_sampler(self, config: GenerationConfig) -> Sampler:
+        device = self._machinery.runner.device
+        if config.grammar is None:
+            return Sampler(config, device)
+        with self._watch.measure(Phase.PLAN):
+            matcher = self._machinery.grammars.start(config.grammar)
+        return Sampler(config, device, matcher=matcher)
+
     def _prefill(self) -> tuple[torch.Tensor, KVView]:
         """Bring everything to the model and compute the fresh tokens.
 
@@ -132,8 +144,10 @@ class Generation:
             )
             self._view = view
             token_ids, position_ids = fresh_tokens(self._plan)
-        with watch.measure(Phase.PREFILL):
-            return machinery.runner.prefill(view, token_ids, position_ids), view
+        with watch.measure(Phase.PREFILL), self._prefill_clock.measure():
+            logits = machinery.runner.prefill(view, token_ids, position_ids)
+        self._num_prefilled = len(token_ids)
+        return logits, view
 
     def _reuse_leading_run(self, tree: PrefixTree) -> list[Segment]:
         symbols, positions = plan_symbols(self._plan)
@@ -185,9 +199,11 @@ class Generation:
         if self._stops.is_stopped:
             self._finish = FinishReason.STOP
             return text, True
-        if len(self._generated) >= self._budget:
+        is_complete = self._sampler.is_finished
+        if is_complete or len(self._generated) >= self._budget:
             text += self._flush()
-            self._finish = FinishReason.STOP if self._stops.is_stopped else FinishReason.LENGTH
+            is_stopped = is_complete or self._stops.is_stopped
+            self._finish = FinishReason.STOP if is_stopped else FinishReason.LENGTH
             return text, True
         return text, False
 
@@ -222,11 +238,14 @@ class Generation:
             remember(tree, self._plan, view, self._generated, namespace=self._machinery.namespace)
 
     def _remember_answer(self, text: str) -> None:
-        """Have the answer's tokens known again where its text comes back in a conversation."""
+        """Have the answer's tokens known again where its text comes back in a conversation.
+
+        Not those of an answer that a stop string cut: its text ends before its tokens do.
+        """
         machinery, token_ids = self._machinery, tuple(self._generated)
         tokenizer = machinery.loaded.tokenizer
-        if machinery.prefix_tree is None or self._stops.is_stopped:
-            return  # nothing holds their KV, or the text ends before its tokens do
+        if machinery.prefix_tree is None:
+            return  # nothing holds their KV
         if tokenizer.control_ids.isdisjoint(token_ids) and tokenizer.decode(token_ids) == text:
             machinery.answers.remember(text, token_ids)
 
@@ -248,6 +267,7 @@ class Generation:
             return
         if self._generated:
             self._watch.mark_first_token()
+        machinery.prefill_rate.record(self._num_prefilled, self._prefill_clock.seconds())
         metrics = request_metrics(
             self._plan if view is not None else RequestPlan(()),
             served,
@@ -258,6 +278,7 @@ class Generation:
             num_decode_steps=self._num_decode_steps,
             template=template,
             tenant=tenant,
+            prefill_tokens_per_second=machinery.prefill_rate.tokens_per_second,
         )
         machinery.stats.record(metrics)
         text = "".join(self._text)

@@ -12,8 +12,9 @@ if TYPE_CHECKING:
     from pc_rag.engine.entry_source import EntrySource
     from pc_rag.kv.key import VisibilityContext
     from pc_rag.kv.prefix_tree import PrefixTree
-    from pc_rag.metrics import CacheStats
+    from pc_rag.metrics import CacheStats, PrefillRate
     from pc_rag.model.answer_memory import AnswerMemory
+    from pc_rag.model.grammar_compiler import GrammarCompiler
     from pc_rag.model.loading import LoadedModel
     from pc_rag.model.runner import Runner
     from pc_rag.model.template_encoder import TemplateEncoder
@@ -30,9 +31,11 @@ class Machinery:
         runner: Runs it.
         source: Gives entries.
         text_encoder: Tokens of text and of the chat template's role markers.
+        grammars: Compiles the grammars of requests.
         prefix_tree: The exact prefix cache; ``None`` where it is switched off.
         answers: What the model has generated, to be known again in a conversation.
         stats: Takes the metrics.
+        prefill_rate: Learns how fast the model prefills.
         storage_dtype: Numeric type of entries.
         max_position: Position IDs that a request may use.
     """
@@ -42,9 +45,11 @@ class Machinery:
     runner: Runner
     source: EntrySource
     text_encoder: TemplateEncoder
+    grammars: GrammarCompiler
     prefix_tree: PrefixTree | None
     answers: AnswerMemory
     stats: CacheStats
+    prefill_rate: PrefillRate
     storage_dtype: StorageDtype
     max_position: int
 

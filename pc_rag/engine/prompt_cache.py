@@ -21,11 +21,12 @@ from pc_rag.kv.memory_tier import MemoryTier
 from pc_rag.kv.prefix_tree import PrefixTree
 from pc_rag.kv.tiered_store import TieredStore
 from pc_rag.layout.plan import Fresh, RequestPlan
-from pc_rag.metrics import CacheStats, Phase, Stopwatch
+from pc_rag.metrics import CacheStats, Phase, PrefillRate, Stopwatch
 from pc_rag.model.answer_memory import AnswerMemory
 from pc_rag.model.chat import ChatFormat
 from pc_rag.model.conversation import TextPrompt, as_conversation
 from pc_rag.model.detect_rope import detect_rope
+from pc_rag.model.grammar_compiler import GrammarCompiler
 from pc_rag.model.loading import LoadedModel, load_model
 from pc_rag.model.runner import Runner
 from pc_rag.model.sampling import GenerationConfig
@@ -75,7 +76,8 @@ class PromptCache:
         self.store = store
         self._owns_store = False
         self.runner = Runner(loaded.model, detect_rope(loaded.model))
-        self.source = EntrySource(store, self.runner)
+        prefill_rate = PrefillRate()
+        self.source = EntrySource(store, self.runner, rate=prefill_rate)
         answers = AnswerMemory()
         self.chat_format = ChatFormat(loaded.tokenizer, answers=answers)
         self.stats = CacheStats()
@@ -87,9 +89,11 @@ class PromptCache:
             runner=self.runner,
             source=self.source,
             text_encoder=TemplateEncoder(loaded.tokenizer),
+            grammars=GrammarCompiler(loaded.tokenizer),
             prefix_tree=self.prefix_tree if config.prefix_cache_bytes else None,
             answers=answers,
             stats=self.stats,
+            prefill_rate=prefill_rate,
             storage_dtype=_storage_dtype(config, loaded.dtype),
             max_position=self.max_position,
         )
@@ -104,6 +108,7 @@ class PromptCache:
         config: EngineConfig | None = None,
         dtype: torch.dtype | str = "auto",
         device: torch.device | str = "auto",
+        chat_template: str | None = None,
     ) -> Self:
         """Load a model and open a store.
 
@@ -114,14 +119,21 @@ class PromptCache:
             config: Capacities and policies.
             dtype: Compute dtype; ``"auto"`` is bfloat16 on CUDA and float32 on CPU.
             device: Where the model runs; ``"auto"`` takes CUDA where it is there.
+            chat_template: Jinja source that takes the place of the model's own chat template.
 
         Raises:
             ModelError: The model cannot be loaded or is not supported.
+            ConfigError: A chat template that is not Jinja, or one for a model that is loaded.
             StoreError: The store cannot be opened.
         """
         config = config or EngineConfig()
         if not isinstance(model, LoadedModel):
-            model = load_model(model, dtype=dtype, device=device)
+            model = load_model(model, dtype=dtype, device=device, chat_template=chat_template)
+        elif chat_template is not None:
+            raise ConfigError(
+                "chat_template was given with a model that is loaded already, whose fingerprint it "
+                "would change; give it to load_model or wrap_model"
+            )
         is_lent = not (store is None or isinstance(store, (str, Path)))
         if store is None:
             store = MemoryTier(config.memory_bytes)
@@ -185,6 +197,8 @@ class PromptCache:
         Raises:
             PromptError: The prompt is empty or does not fit its schema.
             LayoutError: The prompt does not fit the model's context.
+            ConfigError: The grammar is refused.
+            MissingDependencyError: There is a grammar, and llguidance is not installed.
         """
         watch = self.start_watch()
         with watch.measure(Phase.PLAN):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from pc_rag.metrics.clock import Phase, Stopwatch, Timings
+from pc_rag.metrics.durations import Summary
 from pc_rag.metrics.export import Plain, to_json, to_plain
 from pc_rag.metrics.prometheus import CacheStatsCollector
+from pc_rag.metrics.rate import PrefillRate
 from pc_rag.metrics.request import ModuleUse, RequestMetrics
 from pc_rag.metrics.stats import (
     OTHER_TEMPLATES,
@@ -12,7 +14,6 @@ from pc_rag.metrics.stats import (
     GroupStats,
     Outcome,
     StatsSnapshot,
-    Summary,
     TokenKind,
 )
 
@@ -25,6 +26,7 @@ __all__ = [
     "Outcome",
     "Phase",
     "Plain",
+    "PrefillRate",
     "RequestMetrics",
     "StatsSnapshot",
     "Stopwatch",

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     )
 
     from pc_rag.kv.base import StoreStats
-    from pc_rag.metrics.stats import CacheStats, GroupStats, StatsSnapshot, Summary
+    from pc_rag.metrics.durations import Summary
+    from pc_rag.metrics.stats import CacheStats, GroupStats, StatsSnapshot
 
 _GROUP_LABELS = ("template", "tenant")
 _TIER_LABELS = ("tier",)
@@ -73,6 +74,16 @@ class CacheStatsCollector:
         qualified = new.counter(
             "module_qualified_hits", "Hits that could have been better, by reason.", by_reason
         )
+        read = new.counter(
+            "cache_read_tokens", "Prompt tokens whose KV existed before.", _GROUP_LABELS
+        )
+        # A gauge: a request that loads longer than it would have computed takes from it.
+        saved = new.gauge(
+            "saved_seconds", "Estimated time that stored KV saved; of known savings.", _GROUP_LABELS
+        )
+        unknown = new.counter(
+            "unknown_savings", "Requests whose saved_seconds is unknown.", _GROUP_LABELS
+        )
         ttft = new.summary("ttft_seconds", "From the call to the first token.")
         tpot = new.summary("tpot_seconds", "Mean time per token behind the first, by request.")
         for group in groups:
@@ -87,15 +98,21 @@ class CacheStatsCollector:
                 for kind, count in counts.items():
                     family.add_metric([*labels, str(kind)], count)
             generated.add_metric(labels, group.num_generated_tokens)
+            read.add_metric(labels, group.num_cache_read_tokens)
+            saved.add_metric(labels, group.saved_seconds)
+            unknown.add_metric(labels, group.num_unknown_savings)
             _add_summary(ttft, labels, group.ttft)
             _add_summary(tpot, labels, group.tpot)
-        yield from (requests, prompt, generated, hits, misses, qualified, ttft, tpot)
+        yield from (requests, prompt, generated, hits, misses, qualified)
+        yield from (read, saved, unknown, ttft, tpot)
 
     def _store(self, tiers: tuple[StoreStats, ...]) -> Iterator[Metric]:
         new = self._families
-        used = new.gauge("store_bytes", "Bytes that entries occupy.")
-        capacity = new.gauge("store_capacity_bytes", "Limit on store_bytes; absent without one.")
-        entries = new.gauge("store_entries", "Entries resident.")
+        used = new.gauge("store_bytes", "Bytes that entries occupy.", _TIER_LABELS)
+        capacity = new.gauge(
+            "store_capacity_bytes", "Limit on store_bytes; absent without one.", _TIER_LABELS
+        )
+        entries = new.gauge("store_entries", "Entries resident.", _TIER_LABELS)
         hits = new.counter("store_hits", "Leases served by the tier.", _TIER_LABELS)
         misses = new.counter("store_misses", "Lookups the tier could not serve.", _TIER_LABELS)
         evictions = new.counter("store_evictions", "Entries dropped to make room.", _TIER_LABELS)
@@ -133,9 +150,9 @@ class _Families:
         )
         return family
 
-    def gauge(self, name: str, documentation: str) -> GaugeMetricFamily:
+    def gauge(self, name: str, documentation: str, labels: tuple[str, ...]) -> GaugeMetricFamily:
         family: GaugeMetricFamily = self._core.GaugeMetricFamily(
-            f"pc_rag_{name}", documentation, labels=_TIER_LABELS
+            f"pc_rag_{name}", documentation, labels=labels
         )
         return family
 

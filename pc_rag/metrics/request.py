@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping  # noqa: TC003 - `typing.get_type_hints` resolves the fields
 from dataclasses import dataclass, field
+from typing import Self
 
 from pc_rag.errors import PromptCacheError
 from pc_rag.metrics.export import Plain, plain_fields, to_plain
+from pc_rag.metrics.reading import Reader
 from pc_rag.types import FinishReason, HitKind, MissReason, Tier
 
 
@@ -59,6 +61,28 @@ class ModuleUse:
         """Whether an entry stored before this request served it."""
         return self.hit_kind is not None
 
+    @classmethod
+    def from_dict(cls, plain: object, *, where: str = "a module's use") -> Self:
+        """The inverse of its dictionary in ``RequestMetrics.to_dict``; unknown keys are ignored.
+
+        Args:
+            plain: The dictionary.
+            where: What it is a part of, for messages.
+
+        Raises:
+            PromptCacheError: A key is missing or malformed, which the message names; or the values
+                contradict each other.
+        """
+        reader = Reader(plain, where)
+        return cls(
+            label=reader.text("label"),
+            num_tokens=reader.whole("num_tokens"),
+            hit_kind=reader.optional_kind("hit_kind", HitKind),
+            tier=reader.optional_kind("tier", Tier),
+            miss_reason=reader.optional_kind("miss_reason", MissReason),
+            num_encoded_tokens=reader.whole("num_encoded_tokens"),
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestMetrics:
@@ -103,6 +127,8 @@ class RequestMetrics:
         template: Label of the schema or corpus the prompt was made from.
         tenant: The engine's tenant.
         finish_reason: Why generation ended.
+        prefill_tokens_per_second: How fast the engine's model was known to prefill when the
+            request ended (``PrefillRate``); ``None`` where it was not known yet.
 
     Raises:
         PromptCacheError: Numbers are negative, not finite, or do not add up.
@@ -130,6 +156,7 @@ class RequestMetrics:
     modules: tuple[ModuleUse, ...] = ()
     template: str = ""
     tenant: str = ""
+    prefill_tokens_per_second: float | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "load_seconds", dict(self.load_seconds))
@@ -151,6 +178,12 @@ class RequestMetrics:
                 **self._parts(),
             },
         )
+        rate = self.prefill_tokens_per_second
+        if rate is not None and not (math.isfinite(rate) and rate > 0):
+            raise PromptCacheError(
+                f"{where}: prefill_tokens_per_second is {rate}; a rate is finite and above 0, and "
+                "None where it is unknown"
+            )
         parts = (self.num_cached_tokens, self.num_repaired_tokens, self.num_fresh_tokens)
         if self.prompt_tokens != sum(parts):
             raise PromptCacheError(
@@ -232,6 +265,60 @@ class RequestMetrics:
             return None
         return sum(module.is_hit for module in self.modules) / len(self.modules)
 
+    @property
+    def saved_seconds(self) -> float | None:
+        """Estimate of the time that stored KV saved; ``None`` where the prefill rate is unknown.
+
+        What computing the cache-read tokens would have taken at ``prefill_tokens_per_second``, less
+        what it took to look them up, load and assemble them; negative where that took longer. The
+        estimate is linear: it leaves out the quadratic part of attention, and so is low for long
+        contexts.
+        """
+        if self.prefill_tokens_per_second is None:
+            return None
+        spent = self.lookup_seconds + sum(self.load_seconds.values()) + self.assemble_seconds
+        return self.num_cache_read_tokens / self.prefill_tokens_per_second - spent
+
+    @classmethod
+    def from_dict(cls, plain: object) -> Self:
+        """The inverse of ``to_dict``, also behind JSON; unknown keys are ignored.
+
+        Keys of derived numbers are not read: they follow from the others.
+
+        Raises:
+            PromptCacheError: A key is missing or malformed, which the message names; or the values
+                contradict each other.
+        """
+        reader = Reader(plain, "metrics of a request")
+        return cls(
+            prompt_tokens=reader.whole("prompt_tokens"),
+            num_cached_tokens=reader.whole("num_cached_tokens"),
+            num_fresh_tokens=reader.whole("num_fresh_tokens"),
+            finish_reason=reader.kind("finish_reason", FinishReason),
+            num_reused_tokens=reader.whole("num_reused_tokens"),
+            num_repaired_tokens=reader.whole("num_repaired_tokens"),
+            num_generated_tokens=reader.whole("num_generated_tokens"),
+            ttft_seconds=reader.optional_number("ttft_seconds"),
+            retrieve_seconds=reader.number("retrieve_seconds"),
+            plan_seconds=reader.number("plan_seconds"),
+            lookup_seconds=reader.number("lookup_seconds"),
+            load_seconds=reader.numbers_by_kind("load_seconds", Tier),
+            encode_seconds=reader.number("encode_seconds"),
+            assemble_seconds=reader.number("assemble_seconds"),
+            prefill_seconds=reader.number("prefill_seconds"),
+            first_token_seconds=reader.number("first_token_seconds"),
+            decode_seconds=reader.number("decode_seconds"),
+            held_back_seconds=reader.number("held_back_seconds"),
+            num_decode_steps=reader.optional_whole("num_decode_steps"),
+            modules=tuple(
+                ModuleUse.from_dict(each, where=f"metrics of a request: 'modules'[{index}]")
+                for index, each in enumerate(reader.items("modules"))
+            ),
+            template=reader.text("template"),
+            tenant=reader.text("tenant"),
+            prefill_tokens_per_second=reader.optional_number("prefill_tokens_per_second"),
+        )
+
     def to_dict(self) -> dict[str, Plain]:
         """Every field and every derived number, as JSON can say them."""
         return plain_fields(self) | {name: to_plain(getattr(self, name)) for name in _DERIVED}
@@ -246,6 +333,7 @@ _DERIVED = (
     "num_cache_read_tokens",
     "token_hit_rate",
     "module_hit_rate",
+    "saved_seconds",
 )
 
 

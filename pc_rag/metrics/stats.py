@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import threading
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterable, Mapping  # noqa: TC003 - `get_type_hints` resolves the fields
 from dataclasses import dataclass, field
 from enum import StrEnum
-from itertools import chain
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from pc_rag.errors import ConfigError
+from pc_rag.metrics.durations import Durations, Summary, summarize
 from pc_rag.metrics.export import Plain, plain_fields, to_plain
 from pc_rag.types import HitKind, MissReason
 
@@ -46,32 +46,6 @@ class TokenKind(StrEnum):
     """Computed: the request's own text, or stored text without an entry."""
 
 
-@dataclass(frozen=True, slots=True)
-class Summary:
-    """Durations of many requests, in seconds.
-
-    Attributes:
-        count: Durations seen.
-        sum_seconds: Their sum.
-        min_seconds: The shortest; ``None`` of none.
-        max_seconds: The longest; ``None`` of none.
-        p50_seconds: Median of the latest ones; ``None`` of none.
-        p95_seconds: 95th percentile of the latest ones; ``None`` of none.
-    """
-
-    count: int = 0
-    sum_seconds: float = 0.0
-    min_seconds: float | None = None
-    max_seconds: float | None = None
-    p50_seconds: float | None = None
-    p95_seconds: float | None = None
-
-    @property
-    def mean_seconds(self) -> float | None:
-        """The arithmetic mean; ``None`` of none."""
-        return self.sum_seconds / self.count if self.count else None
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupStats:
     """What the requests of one template and tenant did, or all of them.
@@ -85,6 +59,11 @@ class GroupStats:
         module_hits: Modules served from the store, by kind.
         module_misses: Modules not served from the store, by reason.
         qualified_hits: Hits that could have been better, by reason (another prefix, a part only).
+        saved_seconds: Estimated time that stored KV saved: ``RequestMetrics.saved_seconds``, summed
+            over the requests that know it.
+        num_known_savings: Those requests.
+        num_unknown_savings: Requests with metrics whose saving is unknown, because the model's
+            prefill rate was.
         ttft: Times to the first token.
         tpot: Mean times per token behind the first, one for each request.
     """
@@ -97,6 +76,9 @@ class GroupStats:
     module_hits: Mapping[HitKind, int] = field(default_factory=dict, hash=False)
     module_misses: Mapping[MissReason, int] = field(default_factory=dict, hash=False)
     qualified_hits: Mapping[MissReason, int] = field(default_factory=dict, hash=False)
+    saved_seconds: float = 0.0
+    num_known_savings: int = 0
+    num_unknown_savings: int = 0
     ttft: Summary = field(default_factory=Summary)
     tpot: Summary = field(default_factory=Summary)
 
@@ -111,10 +93,15 @@ class GroupStats:
         return sum(self.prompt_tokens.values())
 
     @property
+    def num_cache_read_tokens(self) -> int:
+        """Prompt tokens whose KV existed before their request: those that were not computed."""
+        stored = self.prompt_tokens.get(TokenKind.STORED, 0)
+        return stored + self.prompt_tokens.get(TokenKind.REUSED, 0)
+
+    @property
     def token_hit_rate(self) -> float:
         """Share of prompt tokens whose KV existed before their request; 0 of no tokens."""
-        read = self.prompt_tokens.get(TokenKind.STORED, 0)
-        read += self.prompt_tokens.get(TokenKind.REUSED, 0)
+        read = self.num_cache_read_tokens
         return read / self.num_prompt_tokens if self.num_prompt_tokens else 0.0
 
     @property
@@ -126,8 +113,16 @@ class GroupStats:
 
     def to_dict(self) -> dict[str, Plain]:
         """Every field and every derived number, as JSON can say them."""
-        derived = ("num_requests", "num_prompt_tokens", "token_hit_rate", "module_hit_rate")
-        return plain_fields(self) | {name: to_plain(getattr(self, name)) for name in derived}
+        return plain_fields(self) | {name: to_plain(getattr(self, name)) for name in _DERIVED}
+
+
+_DERIVED = (
+    "num_requests",
+    "num_prompt_tokens",
+    "num_cache_read_tokens",
+    "token_hit_rate",
+    "module_hit_rate",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,26 +145,6 @@ class StatsSnapshot:
         }
 
 
-class _Durations:
-    """Running count, sum and extremes, and the latest samples for percentiles."""
-
-    def __init__(self, max_samples: int) -> None:
-        self.samples: deque[float] = deque(maxlen=max_samples)
-        self.count = 0
-        self.sum = 0.0
-        self.min: float | None = None
-        self.max: float | None = None
-
-    def add(self, seconds: float | None) -> None:
-        if seconds is None:
-            return
-        self.samples.append(seconds)
-        self.count += 1
-        self.sum += seconds
-        self.min = seconds if self.min is None else min(self.min, seconds)
-        self.max = seconds if self.max is None else max(self.max, seconds)
-
-
 class _Group:
     """The running numbers of one template and tenant."""
 
@@ -182,8 +157,11 @@ class _Group:
         self.module_hits: Counter[HitKind] = Counter()
         self.module_misses: Counter[MissReason] = Counter()
         self.qualified_hits: Counter[MissReason] = Counter()
-        self.ttft = _Durations(max_samples)
-        self.tpot = _Durations(max_samples)
+        self.saved_seconds = 0.0
+        self.num_known_savings = 0
+        self.num_unknown_savings = 0
+        self.ttft = Durations(max_samples)
+        self.tpot = Durations(max_samples)
 
     def add(self, metrics: RequestMetrics) -> None:
         self.requests[Outcome.CANCELLED if metrics.is_cancelled else Outcome.COMPLETED] += 1
@@ -196,6 +174,11 @@ class _Group:
                     self.qualified_hits[module.miss_reason] += 1
             elif module.miss_reason is not None:
                 self.module_misses[module.miss_reason] += 1
+        if metrics.saved_seconds is None:
+            self.num_unknown_savings += 1
+        else:
+            self.saved_seconds += metrics.saved_seconds
+            self.num_known_savings += 1
         self.ttft.add(metrics.ttft_seconds)
         self.tpot.add(metrics.tpot_seconds)
 
@@ -231,7 +214,9 @@ class CacheStats:
                 raise ConfigError(f"CacheStats: {name} is {limit}; it must be at least 1")
         self._max_samples = max_samples
         self._max_groups = max_groups
-        self._lock = threading.Lock()
+        # Reentrant: the garbage collector may close an abandoned stream, whose request is then
+        # recorded, on a thread that is in here.
+        self._lock = threading.RLock()
         self._groups: dict[tuple[str, str], _Group] = {}
 
     def record(self, metrics: RequestMetrics) -> None:
@@ -239,13 +224,23 @@ class CacheStats:
         with self._lock:
             self._group(metrics.template, metrics.tenant).add(metrics)
 
+    def record_cancelled(self, *, template: str = "", tenant: str = "") -> None:
+        """Count a request that its consumer left before its metrics were known, once.
+
+        For observers outside the engine; where there are metrics, ``record`` them.
+        """
+        self._count(Outcome.CANCELLED, template, tenant)
+
     def record_failure(self, *, template: str = "", tenant: str = "") -> None:
         """Count a request that ended with an error, once, and instead of ``record``.
 
         Its tokens and times are not counted: they would be those of half a request.
         """
+        self._count(Outcome.FAILED, template, tenant)
+
+    def _count(self, outcome: Outcome, template: str, tenant: str) -> None:
         with self._lock:
-            self._group(template, tenant).requests[Outcome.FAILED] += 1
+            self._group(template, tenant).requests[outcome] += 1
 
     def _group(self, template: str, tenant: str) -> _Group:
         key = (template, tenant)
@@ -284,8 +279,11 @@ def _freeze(groups: tuple[_Group, ...], *, template: str = "", tenant: str = "")
         module_hits=_sum_counts(HitKind, (group.module_hits for group in groups)),
         module_misses=_sum_counts(MissReason, (group.module_misses for group in groups)),
         qualified_hits=_sum_counts(MissReason, (group.qualified_hits for group in groups)),
-        ttft=_summarize([group.ttft for group in groups]),
-        tpot=_summarize([group.tpot for group in groups]),
+        saved_seconds=sum(group.saved_seconds for group in groups),
+        num_known_savings=sum(group.num_known_savings for group in groups),
+        num_unknown_savings=sum(group.num_unknown_savings for group in groups),
+        ttft=summarize([group.ttft for group in groups]),
+        tpot=summarize([group.tpot for group in groups]),
     )
 
 
@@ -293,23 +291,3 @@ def _sum_counts(kinds: type[Kind], counts: Iterable[Counter[Kind]]) -> dict[Kind
     """Every kind with its sum, zeros included: a reader can tell "none" from "not counted"."""
     counts = tuple(counts)
     return {kind: sum(count[kind] for count in counts) for kind in kinds}
-
-
-def _summarize(durations: list[_Durations]) -> Summary:
-    samples = sorted(chain.from_iterable(each.samples for each in durations))
-    return Summary(
-        count=sum(each.count for each in durations),
-        sum_seconds=sum(each.sum for each in durations),
-        min_seconds=min((each.min for each in durations if each.min is not None), default=None),
-        max_seconds=max((each.max for each in durations if each.max is not None), default=None),
-        p50_seconds=_percentile(samples, 50),
-        p95_seconds=_percentile(samples, 95),
-    )
-
-
-def _percentile(samples: list[float], percent: int) -> float | None:
-    """The smallest of the sorted ``samples`` that ``percent`` % of them do not exceed."""
-    if not samples:
-        return None
-    rank = -(-percent * len(samples) // 100)  # rounded up, in whole numbers
-    return samples[rank - 1]

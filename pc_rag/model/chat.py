@@ -4,7 +4,9 @@ No table of role strings exists here. The template is rendered with a sentinel i
 message's content; what stands between the sentinels is template text and may hold control tokens,
 what stands in their place is content and may not. A second rendering with padded sentinels shows
 whether the template trims content. A template that looks *into* the content (some cut a thinking
-block out of earlier answers) sees the sentinel instead: content is kept whole.
+block out of earlier answers) sees the sentinel instead: content is kept whole. Tools and calls of
+tools go to the template as they are, but for strings that imitate control tokens
+(``template_input``); whether it knows them, and how calls are written, is rendered too.
 
 A model without a template gets a plain format::
 
@@ -17,30 +19,39 @@ A model without a template gets a plain format::
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
-from enum import IntEnum, StrEnum
-from itertools import product
-from typing import TYPE_CHECKING
+from enum import StrEnum
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any
 
-from jinja2.exceptions import TemplateError
-
-from pc_rag.errors import PromptError
+from pc_rag.errors import PromptError, UnsupportedModelError
 from pc_rag.model.conversation import ChatMessage, as_conversation, fold_system, merge_roles
+from pc_rag.model.template_input import (
+    TemplateInput,
+    TemplateRefusal,
+    render_template,
+    template_input,
+    variants,
+)
+from pc_rag.model.template_skeleton import PAD, Place, Skeleton, find_skeleton, split_values
+from pc_rag.model.tool_format import (
+    PROBE_NAME,
+    PROBE_TOOLS,
+    derive_tool_format,
+    shows_json_call,
+    shows_probe_call,
+)
 from pc_rag.types import Role
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from pc_rag.model.answer_memory import AnswerMemory
-    from pc_rag.model.conversation import Conversation
+    from pc_rag.model.conversation import Conversation, ToolSpec
     from pc_rag.model.tokenizer import TextTokenizer
+    from pc_rag.model.tool_format import ToolFormat
     from pc_rag.types import TokenIds
 
-_SENTINEL = "pcRagContent{}End"
-_SENTINEL_PATTERN = re.compile(r"pcRagContent(\d+)End")
-_PAD = "\n\t \t\n"
-"""Stands on both sides of a padded sentinel: newlines outside, so that both kinds of trim show."""
 _SEPARATOR = "\n\n"
 """Stands between the messages of the plain format."""
 _PLAIN_LABELS = {
@@ -57,7 +68,7 @@ class PieceKind(StrEnum):
     CONTROL = "control"
     """The chat template: role markers, separators, texts of its own."""
     CONTENT = "content"
-    """A message."""
+    """A message; or a string of a tool or of a call that imitates a control token."""
     ANSWER = "answer"
     """A message that the model itself has generated: its tokens are those it generated."""
 
@@ -68,7 +79,8 @@ class ChatPiece:
 
     Attributes:
         kind: Where it comes from.
-        text: Its text, as the template places it (trimmed if the template trims).
+        text: Its text, as the template places it (trimmed if the template trims, escaped if it
+            writes JSON).
         token_ids: Its tokens; the prompt is the pieces' ids joined, nothing more.
         chunks: Of a content: ``ChatMessage.chunks`` of its message.
     """
@@ -77,33 +89,6 @@ class ChatPiece:
     text: str
     token_ids: TokenIds
     chunks: tuple[str, ...] = ()
-
-
-class _Trim(IntEnum):
-    """What a template cuts off one side of a content."""
-
-    WHITESPACE = 0
-    NEWLINES = 1
-    NOTHING = 2
-
-
-_LEFT_REST = {_Trim.WHITESPACE: "", _Trim.NEWLINES: _PAD.lstrip("\n"), _Trim.NOTHING: _PAD}
-_RIGHT_REST = {_Trim.WHITESPACE: "", _Trim.NEWLINES: _PAD.rstrip("\n"), _Trim.NOTHING: _PAD}
-
-
-@dataclass(frozen=True, slots=True)
-class _Skeleton:
-    """A rendered template without its contents.
-
-    Attributes:
-        controls: Template text before, between and behind the contents; one more than ``order``.
-        order: Index of the message at each place.
-        trims: What is cut off the left and the right side at each place.
-    """
-
-    controls: tuple[str, ...]
-    order: tuple[int, ...]
-    trims: tuple[tuple[_Trim, _Trim], ...]
 
 
 class ChatFormat:
@@ -124,6 +109,39 @@ class ChatFormat:
         """Whether the model brings a template; the plain format is used otherwise."""
         return self._tokenizer.chat_template is not None
 
+    @cached_property
+    def knows_tools(self) -> bool:
+        """Whether the template shows tools to the model."""
+        if not self.has_template:
+            return False
+        try:
+            return PROBE_NAME in self._render_probe([{"role": Role.USER.value, "content": "probe"}])
+        except TemplateRefusal:
+            return False
+
+    @cached_property
+    def tool_format(self) -> ToolFormat | None:
+        """How the model writes calls of tools.
+
+        ``None`` where its template knows no tools, or writes calls otherwise than as JSON.
+        """
+        if not self.knows_tools:
+            return None
+        as_text = self._has_text_arguments
+        return derive_tool_format(self._render_probe, self._tokenizer, as_text=as_text)
+
+    def require_tool_format(self) -> ToolFormat:
+        """``tool_format``, where tools are about to be bound.
+
+        Raises:
+            UnsupportedModelError: There is none.
+        """
+        if not self.knows_tools:
+            raise _no_tools("shows no tools to the model")
+        if self.tool_format is None:
+            raise _no_tools("writes calls of tools otherwise than as JSON, which cannot be read")
+        return self.tool_format
+
     def render(
         self,
         conversation: Conversation | Sequence[ChatMessage],
@@ -132,32 +150,37 @@ class ChatFormat:
     ) -> tuple[ChatPiece, ...]:
         """Render a conversation.
 
-        Neighbouring messages of one role become one, joined by an empty line. Where the template
-        knows no system role, system text is put before the next user message. BOS stands at the
-        start once, if the tokenizer or the template wants it there.
+        Neighbouring messages of one role become one, joined by an empty line; answers of tools stay
+        apart. Where the template knows no system role, system text is put before the next user
+        message. BOS stands at the start once, if the tokenizer or the template wants it there.
+        Text beside calls of tools becomes a message of its own where the template has no place for
+        it, and is left out where it refuses that too.
 
         Args:
-            conversation: What is said, oldest first.
+            conversation: What is said, oldest first, and the tools that may be called.
             add_generation_prompt: End with what opens the assistant's answer.
 
         Raises:
             PromptError: No messages, or an order of roles that the template refuses.
+            UnsupportedModelError: Tools or calls of tools that the template does not show.
         """
-        merged = merge_roles(as_conversation(conversation).messages)
+        given = as_conversation(conversation)
+        merged = merge_roles(given.messages)
         if not merged:
             raise PromptError("a conversation needs at least one message; got none")
-        try:
-            skeleton = self._take_apart(merged, add_generation_prompt=add_generation_prompt)
-        except _Refused as refusal:
-            folded = fold_system(merged)
-            if folded == merged:
-                raise _refused_error(merged, refusal) from refusal
-            merged = folded
-            try:
-                skeleton = self._take_apart(merged, add_generation_prompt=add_generation_prompt)
-            except _Refused as again:
-                raise _refused_error(merged, again) from again
-        return self._with_bos(self._fill(skeleton, merged))
+        self._check_tools(merged, given.tools)
+        refused: TemplateRefusal | None = None
+        for messages in dict.fromkeys((merged, fold_system(merged))):
+            merged, refused = messages, None
+            for variant in variants(messages):
+                prepared = self._prepare(variant, given.tools)
+                try:
+                    skeleton = self._take_apart(prepared, add_prompt=add_generation_prompt)
+                except TemplateRefusal as refusal:
+                    refused = refused or refusal
+                    continue
+                return self._with_bos(self._fill(skeleton, prepared))
+        raise _refused_error(merged, refused) from refused
 
     def control_texts(
         self, roles: Sequence[Role], *, add_generation_prompt: bool = False
@@ -168,61 +191,105 @@ class ChatFormat:
             One text more than roles; ``None`` where the template refuses the roles, reorders the
             contents or leaves one out.
         """
-        messages = tuple(ChatMessage(role, "") for role in roles)
+        prepared = self._prepare(tuple(ChatMessage(role, "") for role in roles), ())
         try:
-            skeleton = self._take_apart(messages, add_generation_prompt=add_generation_prompt)
-        except _Refused:
+            skeleton = self._take_apart(prepared, add_prompt=add_generation_prompt)
+        except TemplateRefusal:
             return None
-        return skeleton.controls if skeleton.order == tuple(range(len(roles))) else None
+        order = [place.message for place in skeleton.places]
+        return skeleton.controls if order == list(range(len(roles))) else None
 
-    def _take_apart(
-        self, messages: tuple[ChatMessage, ...], *, add_generation_prompt: bool
-    ) -> _Skeleton:
-        roles = tuple(message.role for message in messages)
+    @cached_property
+    def _has_text_arguments(self) -> bool:
+        """Whether the template wants the arguments of a call as JSON text, not as a mapping."""
+        if shows_json_call(self._render_probe, as_text=False):
+            return False
+        if shows_json_call(self._render_probe, as_text=True):
+            return True
+        return not shows_probe_call(self._render_probe, as_text=False)
+
+    @cached_property
+    def _shows_calls(self) -> bool:
+        return self.has_template and shows_probe_call(
+            self._render_probe, as_text=self._has_text_arguments
+        )
+
+    def _render_probe(
+        self, messages: Sequence[dict[str, Any]], *, add_generation_prompt: bool = False
+    ) -> str:
+        render = partial(
+            render_template,
+            self._tokenizer,
+            messages,
+            add_generation_prompt=add_generation_prompt,
+        )
+        try:
+            return render(tools=PROBE_TOOLS)
+        except TemplateRefusal:
+            return render()
+
+    def _check_tools(self, messages: tuple[ChatMessage, ...], tools: tuple[ToolSpec, ...]) -> None:
+        if tools and not self.knows_tools:
+            raise _no_tools("shows no tools to the model")
+        if any(message.tool_calls for message in messages) and not self._shows_calls:
+            raise _no_tools("leaves out calls of tools, and the conversation has some")
+
+    def _prepare(
+        self, messages: tuple[ChatMessage, ...], tools: tuple[ToolSpec, ...]
+    ) -> TemplateInput:
+        has_calls = any(message.tool_calls for message in messages)
+        return template_input(
+            messages,
+            tools,
+            self._tokenizer,
+            has_text_arguments=has_calls and self._has_text_arguments,
+        )
+
+    def _take_apart(self, prepared: TemplateInput, *, add_prompt: bool) -> Skeleton:
         if not self.has_template:
-            return _plain_skeleton(roles, add_generation_prompt=add_generation_prompt)
-        bare = self._render_sentinels(roles, "", add_generation_prompt)
-        controls, order = _split(bare)
-        if sorted(order) != list(range(len(roles))):
-            missing = sorted(set(range(len(roles))) - set(order))
-            raise _Refused(
+            roles = tuple(message.role for message in prepared.messages)
+            return _plain_skeleton(roles, add_generation_prompt=add_prompt)
+        bare, padded = (
+            render_template(
+                self._tokenizer,
+                prepared.with_sentinels(pad),
+                tools=prepared.tools,
+                add_generation_prompt=add_prompt,
+            )
+            for pad in ("", PAD)
+        )
+        skeleton = find_skeleton(bare, padded)
+        order = [place.message for place in skeleton.places]
+        if sorted(order) != sorted(prepared.shown):
+            missing = sorted(prepared.shown - set(order))
+            raise TemplateRefusal(
                 f"it leaves out the content of message {missing[0] + 1}"
                 if missing
                 else "it writes a content twice"
             )
-        padded, _ = _split(self._render_sentinels(roles, _PAD, add_generation_prompt))
-        return _Skeleton(controls, order, _find_trims(controls, padded))
+        return skeleton
 
-    def _render_sentinels(self, roles: Sequence[Role], pad: str, add_prompt: bool) -> str:  # noqa: FBT001 - private, always by name of its variable
-        conversation = [
-            {"role": role.value, "content": pad + _SENTINEL.format(index) + pad}
-            for index, role in enumerate(roles)
-        ]
-        try:
-            rendered = self._tokenizer.hf_tokenizer.apply_chat_template(
-                conversation,
-                chat_template=self._tokenizer.chat_template,
-                tokenize=False,
-                add_generation_prompt=add_prompt,
-            )
-        except TemplateError as error:  # what a template's raise_exception becomes
-            raise _Refused(str(error) or type(error).__name__) from error
-        return str(rendered)
-
-    def _fill(self, skeleton: _Skeleton, messages: tuple[ChatMessage, ...]) -> list[ChatPiece]:
-        contents = [
-            _trimmed(messages[index].content, *trim)
-            for index, trim in zip(skeleton.order, skeleton.trims, strict=True)
-        ]
+    def _fill(self, skeleton: Skeleton, prepared: TemplateInput) -> list[ChatPiece]:
         pieces: list[ChatPiece] = []
         for index, control in enumerate(skeleton.controls):
-            if control:
-                ids = self._tokenizer.encode_template(control, is_first=not pieces)
-                pieces.append(ChatPiece(PieceKind.CONTROL, control, ids))
-            if index < len(contents) and contents[index]:
-                message = messages[skeleton.order[index]]
-                pieces.append(self._content(message, contents[index], is_first=not pieces))
+            # Template text and strings that imitate control tokens, in turn.
+            for number, text in enumerate(split_values(control, prepared.values.__getitem__)):
+                if text:
+                    pieces.append(self._piece(text, is_value=number % 2 == 1, is_first=not pieces))
+            if index < len(skeleton.places):
+                place = skeleton.places[index]
+                message = prepared.messages[place.message]
+                content = place.fit(message.content)
+                if content:
+                    pieces.append(self._content(message, content, is_first=not pieces))
         return pieces
+
+    def _piece(self, text: str, *, is_value: bool, is_first: bool) -> ChatPiece:
+        if is_value:
+            ids = self._tokenizer.encode_text(text, is_first=is_first)
+            return ChatPiece(PieceKind.CONTENT, text, ids)
+        ids = self._tokenizer.encode_template(text, is_first=is_first)
+        return ChatPiece(PieceKind.CONTROL, text, ids)
 
     def _content(self, message: ChatMessage, text: str, *, is_first: bool) -> ChatPiece:
         """The piece of a message whose content the template places as ``text``."""
@@ -244,64 +311,29 @@ class ChatFormat:
         return (ChatPiece(PieceKind.CONTROL, text, bos_ids), *pieces)
 
 
-class _Refused(Exception):
-    """The template cannot render these roles; the message says why."""
-
-
-def _refused_error(messages: tuple[ChatMessage, ...], reason: Exception) -> PromptError:
-    roles = ", ".join(message.role.value for message in messages)
-    return PromptError(
-        f"the model's chat template refuses a conversation of {roles}: {reason}. Begin with a "
-        f"system or user message and let user and assistant take turns"
+def _no_tools(fault: str) -> UnsupportedModelError:
+    return UnsupportedModelError(
+        f"the model's chat template {fault}. Use a model whose chat template knows tools (or give "
+        f"one as chat_template), or ask for structured output by a JSON schema instead",
+        capability="tools",
     )
 
 
-def _plain_skeleton(roles: Sequence[Role], *, add_generation_prompt: bool) -> _Skeleton:
+def _refused_error(messages: tuple[ChatMessage, ...], reason: Exception | None) -> PromptError:
+    roles = ", ".join(message.role.value for message in messages)
+    advice = "Begin with a system or user message and let user and assistant take turns"
+    if any(message.role is Role.TOOL for message in messages):
+        advice += (
+            "; let a tool's message follow the assistant's that calls it, and use a model whose "
+            "chat template knows tools, or give the tool's answer in a user message"
+        )
+    return PromptError(
+        f"the model's chat template refuses a conversation of {roles}: {reason}. {advice}"
+    )
+
+
+def _plain_skeleton(roles: Sequence[Role], *, add_generation_prompt: bool) -> Skeleton:
     opens = [f"{_PLAIN_LABELS[role]}: " for role in roles]
     controls = [opens[0], *(_SEPARATOR + text for text in opens[1:])]
     end = f"{_SEPARATOR}{_PLAIN_LABELS[Role.ASSISTANT]}:" if add_generation_prompt else ""
-    return _Skeleton(
-        (*controls, end), tuple(range(len(roles))), ((_Trim.NOTHING, _Trim.NOTHING),) * len(roles)
-    )
-
-
-def _split(rendered: str) -> tuple[tuple[str, ...], tuple[int, ...]]:
-    parts = _SENTINEL_PATTERN.split(rendered)
-    return tuple(parts[::2]), tuple(int(index) for index in parts[1::2])
-
-
-def _find_trims(
-    controls: tuple[str, ...], padded: tuple[str, ...]
-) -> tuple[tuple[_Trim, _Trim], ...]:
-    """What the template cuts, from the rests of the padding beside each control text.
-
-    ::
-
-        padded:   ... sentinel | rest of the right pad | control | rest of the left pad | sentinel
-    """
-    num_contents = len(controls) - 1
-    left = [_Trim.NOTHING] * num_contents
-    right = [_Trim.NOTHING] * num_contents
-    if len(padded) != len(controls):
-        return tuple(zip(left, right, strict=True))
-    for index, (control, seen) in enumerate(zip(controls, padded, strict=True)):
-        right_rests = _RIGHT_REST if index > 0 else {_Trim.NOTHING: ""}
-        left_rests = _LEFT_REST if index < num_contents else {_Trim.NOTHING: ""}
-        for (right_trim, right_rest), (left_trim, left_rest) in product(
-            right_rests.items(), left_rests.items()
-        ):
-            if seen == right_rest + control + left_rest:
-                if index > 0:
-                    right[index - 1] = right_trim
-                if index < num_contents:
-                    left[index] = left_trim
-                break
-    return tuple(zip(left, right, strict=True))
-
-
-def _trimmed(content: str, left: _Trim, right: _Trim) -> str:
-    if left is not _Trim.NOTHING:
-        content = content.lstrip(None if left is _Trim.WHITESPACE else "\n")
-    if right is not _Trim.NOTHING:
-        content = content.rstrip(None if right is _Trim.WHITESPACE else "\n")
-    return content
+    return Skeleton((*controls, end), tuple(Place(index) for index in range(len(roles))))

@@ -11,11 +11,13 @@ import torch
 from pc_rag.errors import StoreError
 from pc_rag.kv.entry import Entry
 from pc_rag.model.kv_view import KVView, Segment
+from pc_rag.model.pass_clock import PassClock
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from pc_rag.kv.key import EntryAddress
+    from pc_rag.metrics import PrefillRate
     from pc_rag.model.runner import Runner
 
 _BATCH_TOKENS = 2048
@@ -41,10 +43,16 @@ class EncodeJob:
 
 
 class Encoder:
-    """Computes entries with one model, batched by length."""
+    """Computes entries with one model, batched by length.
 
-    def __init__(self, runner: Runner) -> None:
+    Args:
+        runner: The model.
+        rate: Learns from every batch how fast the model prefills.
+    """
+
+    def __init__(self, runner: Runner, *, rate: PrefillRate | None = None) -> None:
         self._runner = runner
+        self._rate = rate
 
     def encode(self, jobs: Sequence[EncodeJob]) -> Iterator[tuple[int, Entry]]:
         """Compute the jobs' entries.
@@ -99,7 +107,9 @@ class Encoder:
         tail = self._runner.pool.take(longest, batch_size=len(batch))
         try:
             view = KVView(context, tail)
-            self._runner.compute(view, token_ids, range(start, start + longest))
+            clock = PassClock(self._runner.device)
+            with clock.measure():
+                self._runner.compute(view, token_ids, range(start, start + longest))
             for row, index in enumerate(batch):
                 address = jobs[index].address
                 rows = slice(0, len(address.token_ids))
@@ -107,6 +117,9 @@ class Encoder:
                 keys = tail.keys[:, row, :, rows].to(dtype, copy=True)
                 values = tail.values[:, row, :, rows].to(dtype, copy=True)
                 yield index, Entry(address, keys.contiguous(), values.contiguous())
+            if self._rate is not None:  # behind the entries: who stored them waited for the pass
+                num_tokens = sum(_length(jobs[index]) for index in batch)
+                self._rate.record(num_tokens, clock.seconds())
         finally:
             self._runner.pool.give_back(tail)
 

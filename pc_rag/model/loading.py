@@ -25,6 +25,7 @@ from pc_rag.model.builtin import (
 from pc_rag.model.cache_folder import cache_folder, file_signature, recall, remember
 from pc_rag.model.capability import check_supported
 from pc_rag.model.fingerprint import digest_weights, fingerprint_of
+from pc_rag.model.template_input import check_template
 from pc_rag.model.tokenizer import TextTokenizer
 
 if TYPE_CHECKING:
@@ -76,6 +77,7 @@ def load_model(
     device: torch.device | str = "auto",
     revision: str | None = None,
     trust_remote_code: bool = False,
+    chat_template: str | None = None,
 ) -> LoadedModel:
     """Load a model and its tokenizer.
 
@@ -87,13 +89,16 @@ def load_model(
         device: ``"auto"`` is the first CUDA device, else the CPU; or a torch device.
         revision: Branch, tag or commit on the hub.
         trust_remote_code: Run code that comes with the model.
+        chat_template: Jinja source that takes the place of the model's own chat template; base
+            models have none.
 
     Raises:
         ModelError: Nothing loadable is found there.
         UnsupportedModelError: The model lacks what prompt caching needs.
         MissingDependencyError: A GGUF file without the ``gguf`` extra.
-        ConfigError: An unknown dtype or device.
+        ConfigError: An unknown dtype or device, or a chat template that is not Jinja.
     """
+    check_template(chat_template)
     chosen_device = _choose_device(device)
     chosen_dtype = _choose_dtype(dtype, chosen_device)
     with TRANSFORMERS_LOCK, _quiet_progress():
@@ -118,7 +123,9 @@ def load_model(
             "device='cpu', or install a torch that supports the device"
         ) from error
     folder = _folder_of(source, revision=options["revision"])
-    return _wrap(model, tokenizer, name=str(name_or_path), folder=folder)
+    return _wrap(
+        model, tokenizer, name=str(name_or_path), folder=folder, chat_template=chat_template
+    )
 
 
 def load_tokenizer(name_or_path: str | Path = DEFAULT_MODEL) -> TextTokenizer:
@@ -139,7 +146,11 @@ def load_tokenizer(name_or_path: str | Path = DEFAULT_MODEL) -> TextTokenizer:
 
 
 def wrap_model(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, name: str = ""
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    name: str = "",
+    chat_template: str | None = None,
 ) -> LoadedModel:
     """Use a model that is already in memory; its weights, device and dtype stay as they are.
 
@@ -150,12 +161,16 @@ def wrap_model(
         model: A causal language model.
         tokenizer: Its fast tokenizer.
         name: What to call it; by default the name it was loaded by.
+        chat_template: As for ``load_model``; the tokenizer keeps its own.
 
     Raises:
         ModelError: A tokenizer without a fast backend.
         UnsupportedModelError: The model lacks what prompt caching needs.
+        ConfigError: A chat template that is not Jinja.
     """
-    return _wrap(model, tokenizer, name=name or model.name_or_path or type(model).__name__)
+    check_template(chat_template)
+    name = name or model.name_or_path or type(model).__name__
+    return _wrap(model, tokenizer, name=name, chat_template=chat_template)
 
 
 def _wrap(
@@ -164,10 +179,11 @@ def _wrap(
     *,
     name: str,
     folder: Path | None = None,
+    chat_template: str | None = None,
 ) -> LoadedModel:
     check_supported(model.config, model)
     model.eval()
-    wrapped = TextTokenizer(tokenizer, eos_ids=_eos_ids(model))
+    wrapped = TextTokenizer(tokenizer, eos_ids=_eos_ids(model), chat_template=chat_template)
     digest = _weights_digest(model, folder) if folder else None
     return LoadedModel(
         model=model,

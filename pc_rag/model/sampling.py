@@ -16,9 +16,12 @@ from transformers import (
 )
 
 from pc_rag.errors import ConfigError
+from pc_rag.model.grammar import Grammar
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from pc_rag.model.grammar_compiler import GrammarMatcher
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +37,8 @@ class GenerationConfig:
         repetition_penalty: Above 1 makes tokens of the prompt and the answer less likely.
         seed: The same seed gives the same tokens; ``None`` draws one.
         stop: Strings that end the answer; they are not part of it.
+        grammar: What the answer may look like; needs the extra ``structured``. An answer that
+            ``max_new_tokens`` or a stop string ends early is a beginning of such a text only.
 
     Raises:
         ConfigError: A value out of range.
@@ -47,6 +52,7 @@ class GenerationConfig:
     repetition_penalty: float = 1.0
     seed: int | None = None
     stop: tuple[str, ...] = ()
+    grammar: Grammar | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.stop, str):
@@ -72,6 +78,11 @@ class GenerationConfig:
             _check("seed", self.seed, "an integer in [0, 2**63), or None", _is_seed)
         if any(not isinstance(stop, str) or not stop for stop in self.stop):
             raise ConfigError(f"stop strings must be non-empty strings; got {self.stop!r}")
+        if not isinstance(self.grammar, Grammar | None):
+            raise ConfigError(
+                f"grammar must be a Grammar, for example Grammar.json(schema), or None; got "
+                f"{type(self.grammar).__name__} {self.grammar!r}"
+            )
 
     @property
     def is_greedy(self) -> bool:
@@ -102,14 +113,23 @@ class Sampler:
 
     Processors come in transformers' order (penalty, temperature, top-k, top-p, min-p), so that
     greedy tokens equal ``generate(do_sample=False)`` and seeded ones equal ``generate`` after
-    ``torch.manual_seed`` on the same kind of device.
+    ``torch.manual_seed`` on the same kind of device. What a grammar forbids is masked before all
+    of them, so that top-k, top-p and min-p choose among what it allows.
 
     Args:
         config: What the caller set.
         device: Where the logits lie; random numbers are drawn there.
+        matcher: Follows the answer through the configuration's grammar; at its start, and owned.
     """
 
-    def __init__(self, config: GenerationConfig, device: torch.device) -> None:
+    def __init__(
+        self,
+        config: GenerationConfig,
+        device: torch.device,
+        *,
+        matcher: GrammarMatcher | None = None,
+    ) -> None:
+        self._matcher = matcher
         self._is_greedy = config.is_greedy
         self._processors = _build_processors(config)
         self._needs_history = config.repetition_penalty != 1.0
@@ -126,6 +146,11 @@ class Sampler:
         """Whether ``sample`` reads ``token_ids``; if not, an empty tensor will do."""
         return self._needs_history
 
+    @property
+    def is_finished(self) -> bool:
+        """Whether a grammar's answer is complete, and only its end could follow."""
+        return self._matcher is not None and self._matcher.is_finished
+
     def sample(self, logits: torch.Tensor, token_ids: torch.Tensor) -> int:
         """Choose the next token.
 
@@ -135,8 +160,18 @@ class Sampler:
 
         Returns:
             A token id.
+
+        Raises:
+            GenerationError: The grammar cannot go on with the model's vocabulary.
         """
         scores = logits.detach().to(torch.float32)[None]
+        if self._matcher is None:
+            return self._choose(scores, token_ids)
+        token_id = self._choose(self._matcher.mask(scores), token_ids)
+        self._matcher.advance(token_id)
+        return token_id
+
+    def _choose(self, scores: torch.Tensor, token_ids: torch.Tensor) -> int:
         scores = self._processors(token_ids[None], scores)
         if self._is_greedy:
             return int(scores.argmax(dim=-1))

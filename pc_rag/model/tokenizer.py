@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Self
 
 from tokenizers import Tokenizer
 
@@ -37,26 +38,40 @@ class TextTokenizer:
     Args:
         tokenizer: A fast tokenizer (one with a ``tokenizers`` backend).
         eos_ids: Further ids that end a generation, such as those of a generation config.
+        chat_template: Jinja source that takes the place of the tokenizer's own templates.
 
     Attributes:
         bos_ids: The ids the tokenizer itself puts before a plain text; empty if it puts none.
         control_ids: Ids of control tokens: no text makes them, only a template does.
         eos_ids: Every id that ends a generation.
         chat_template: Jinja source of the chat template; ``None`` without one.
-        digest: Hex SHA-256 over vocabulary, rules, special tokens and chat template.
+        tool_template: The one for conversations with tools: some models bring two.
+        special_texts: Texts of tokens that ``decode`` leaves out, the longest first.
+        digest: Hex SHA-256 over vocabulary, rules, special tokens and chat templates.
 
     Raises:
         ModelError: A Python ("slow") tokenizer.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, *, eos_ids: Iterable[int] = ()) -> None:
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        eos_ids: Iterable[int] = (),
+        chat_template: str | None = None,
+    ) -> None:
         self._hf = tokenizer
-        self.chat_template = _template_of(tokenizer)
+        self.chat_template = chat_template or _template_of(tokenizer, "default")
+        own_tool_template = None if chat_template else _template_of(tokenizer, "tool_use")
+        self.tool_template = own_tool_template or self.chat_template
         self._template = _private_copy(tokenizer)
         source = self._template.to_str()
-        self.digest = _digest_of(source, self.chat_template)
+        templates = tuple(dict.fromkeys((self.chat_template or "", self.tool_template or "")))
+        self.digest = _digest_of(source, templates)
         spec = json.loads(source)
-        self.control_ids = frozenset(_find_control_ids(spec, self.chat_template))
+        self.control_ids = frozenset(_find_control_ids(spec, "\0".join(templates)))
+        self.special_texts = _special_texts(spec)
+        self._control_texts = _ControlTexts.of(spec, self.control_ids)
         self._unk_ids = {i for i in (getattr(tokenizer, "unk_token_id", None),) if i is not None}
         is_changed = _make_special(spec, self.control_ids)
         self._text = _plain_text_encoder(json.dumps(spec) if is_changed else source)
@@ -110,6 +125,16 @@ class TextTokenizer:
         """Text of token ids, control tokens left out. Incomplete characters become U+FFFD."""
         return self._template.decode(list(token_ids), skip_special_tokens=True)
 
+    def imitates_control(self, text: str) -> bool:
+        """Whether a text holds what reads as a control token, or what may become one at its ends.
+
+        Such a text must not stand in what ``encode_template`` gets.
+        """
+        if self._control_texts.are_in(text):
+            return True
+        ids = self._template.encode(text, add_special_tokens=False).ids  # sees normalised forms too
+        return not (self.control_ids - self._unk_ids).isdisjoint(ids)
+
     def _encode_plain(self, text: str, encoder: Tokenizer) -> list[int]:
         encoding = encoder.encode(text, add_special_tokens=False)
         reserved = self.control_ids - self._unk_ids
@@ -154,21 +179,60 @@ def _private_copy(tokenizer: PreTrainedTokenizerBase) -> Tokenizer:
     return copy
 
 
-def _digest_of(source: str, chat_template: str | None) -> str:
+def _digest_of(source: str, templates: Sequence[str]) -> str:
     digest = hashlib.sha256(source.encode())
-    digest.update(b"\0template\0")
-    digest.update((chat_template or "").encode())
+    for template in templates:
+        digest.update(b"\0template\0")
+        digest.update(template.encode())
     return digest.hexdigest()
 
 
-def _template_of(tokenizer: PreTrainedTokenizerBase) -> str | None:
+def _template_of(tokenizer: PreTrainedTokenizerBase, name: str) -> str | None:
     template = tokenizer.chat_template
     if isinstance(template, dict):  # several named templates
-        template = template.get("default")
+        template = template.get(name)
     return template or None
 
 
-def _find_control_ids(spec: dict[str, Any], chat_template: str | None) -> set[int]:
+def _special_texts(spec: dict[str, Any]) -> tuple[str, ...]:
+    texts = [token["content"] for token in spec.get("added_tokens", ()) if token["special"]]
+    return tuple(sorted(filter(None, texts), key=len, reverse=True))
+
+
+@dataclass(frozen=True, slots=True)
+class _ControlTexts:
+    """Texts of control tokens, whole and in part.
+
+    A part counts at the ends of a text only, where text beside it may complete it, and only if it
+    holds more than letters and digits.
+    """
+
+    whole: frozenset[str]
+    heads: frozenset[str]
+    tails: frozenset[str]
+    max_chars: int
+
+    @classmethod
+    def of(cls, spec: dict[str, Any], control_ids: frozenset[int]) -> Self:
+        tokens = spec.get("added_tokens", ())
+        whole = {token["content"] for token in tokens if token["id"] in control_ids} - {""}
+        heads = {text[:end] for text in whole for end in range(1, len(text))}
+        tails = {text[start:] for text in whole for start in range(1, len(text))}
+        return cls(
+            frozenset(whole),
+            frozenset(head for head in heads if not head.isalnum()),
+            frozenset(tail for tail in tails if not tail.isalnum()),
+            max(map(len, whole), default=0),
+        )
+
+    def are_in(self, text: str) -> bool:
+        if any(control in text for control in self.whole):
+            return True
+        lengths = range(1, min(self.max_chars, len(text) + 1))
+        return any(text[:n] in self.tails or text[-n:] in self.heads for n in lengths)
+
+
+def _find_control_ids(spec: dict[str, Any], chat_template: str) -> set[int]:
     """Ids of what a template may write and no text may.
 
     These are the special tokens, and those added tokens without the flag that the chat template
@@ -177,7 +241,7 @@ def _find_control_ids(spec: dict[str, Any], chat_template: str | None) -> set[in
     control_ids: set[int] = set()
     for token in spec.get("added_tokens", ()):
         content = token["content"]
-        named = chat_template is not None and content.strip() != "" and content in chat_template
+        named = content.strip() != "" and content in chat_template
         if token["special"] or named:
             control_ids.add(token["id"])
     return control_ids

@@ -11,6 +11,7 @@ from pc_rag.model.conversation import Conversation
 from pc_rag.model.grammar import Grammar
 from pc_rag.model.sampling import GenerationConfig
 from pc_rag.model.tool_format import tool_call_schema
+from pc_rag.serving.schemas import closed_schema
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -114,7 +115,9 @@ class Call:
         if tool_format is None:
             return self.config  # rendering the prompt says why
         prefix, schema, suffix = tool_call_schema(tool_format, self.tools, wanted)
-        return replace(self.config, grammar=Grammar.json(schema, prefix=prefix, suffix=suffix))
+        return replace(
+            self.config, grammar=Grammar.json(closed_schema(schema), prefix=prefix, suffix=suffix)
+        )
 
 
 def generation_config(*settings: Mapping[str, Any]) -> GenerationConfig:
@@ -159,7 +162,7 @@ def _response_grammar(response_format: Any) -> Grammar | None:  # noqa: ANN401 -
         described = response_format.get("json_schema") or {}
         schema = described.get("schema") if hasattr(described, "get") else None
         if schema is not None:
-            return Grammar.json(schema)
+            return Grammar.json(closed_schema(schema))
     raise ConfigError(
         f"response_format {response_format!r} is unknown; give {{'type': 'json_object'}}, "
         "{'type': 'json_schema', 'json_schema': {'schema': ...}} or {'type': 'text'}"

@@ -131,9 +131,9 @@ class ReplyStream:
             return "", Reply(text="".join(self._text), completion=completion)
         parsed = self._parser.finish()
         self._text.append(parsed.text)
-        calls, surplus = parsed.calls, ()
-        if self._max_tool_calls is not None:
-            calls, surplus = calls[: self._max_tool_calls], calls[self._max_tool_calls :]
+        limit = self._max_tool_calls
+        calls = parsed.calls[:limit]
+        surplus = parsed.calls[len(calls) :]
         refused = tuple(
             InvalidToolCall(
                 raw=f"{call.name} {dict(call.arguments)}",

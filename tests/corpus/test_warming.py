@@ -7,7 +7,7 @@ from concurrent.futures import CancelledError
 
 import pytest
 
-from pc_rag.corpus import Corpus, Document
+from pc_rag.corpus import Corpus, Document, PromptFormat, chunk_id_of
 from pc_rag.corpus.warming import MAX_PENDING
 from pc_rag.errors import PromptError, StoreError, StoreFull
 from pc_rag.kv.disk_tier import DiskTier
@@ -152,6 +152,73 @@ def test_lack_of_room_is_told_when_a_missing_entry_is_warmed(corpus, monkeypatch
     monkeypatch.setattr(corpus.engine.store, "put", refuse)
     with pytest.raises(StoreFull):
         warmed(corpus, [CAT])
+
+
+def test_warmed_entry_is_noted_when_the_ingest_had_no_room_for_it(monkeypatch):
+    """The catalog knows it from then on, also for those who collect without a model."""
+
+    def refuse(*arguments, **keywords):
+        raise StoreFull("no room")
+
+    with opened(has_retrieval=False) as corpus:
+        with monkeypatch.context() as patch:
+            patch.setattr(corpus.engine.store, "put", refuse)
+            assert corpus.add([CAT]).num_dropped == 1
+        noted = corpus._catalog.entries.of_chunk
+        assert not noted(chunk_id_of(CAT))
+        assert warmed(corpus, [CAT]) == 1
+        assert len(noted(chunk_id_of(CAT))) == 1
+
+
+def test_former_default_stays_as_it_is_when_its_chunks_are_warmed(tmp_path):
+    """Its entries are brought near where they are stored; none is made."""
+    with opened(tmp_path, has_retrieval=False, prompt_format=PromptFormat(prefix="Former.")) as old:
+        old.add([CAT])
+    with opened(tmp_path, has_retrieval=False) as corpus:
+        corpus.add([DOG])
+        num_before = corpus.engine.store.stats()[-1].num_entries
+        assert warmed(corpus, [CAT, DOG]) == 2
+        assert corpus.engine.store.stats()[-1].num_entries == num_before + 1
+        assert corpus.engine.store.stats()[0].num_entries == 5  # two prefixes, three chunks
+
+
+def test_nothing_stays_behind_a_prefix_when_it_is_forgotten_meanwhile(corpus, monkeypatch):
+    """What was just encoded behind it goes too, its own entry included."""
+    corpus.adopt_prefix("Read: ").result(WAIT_SECONDS)
+    for part in corpus.plan(f"Read: {CAT}").plan.cached:
+        corpus.engine.store.remove(part.key)
+    encode = corpus.engine.source.encode
+
+    def forget_first(*arguments, **keywords):
+        corpus.forget_prefix("Read: ")
+        return encode(*arguments, **keywords)
+
+    monkeypatch.setattr(corpus.engine.source, "encode", forget_first)
+    assert warmed(corpus, [CAT]) == 1
+    assert corpus.engine.store.stats()[0].num_entries == 4
+
+
+def test_running_call_ends_behind_its_chunk_when_the_corpus_is_closed(corpus, monkeypatch):
+    """It resolves to what it has done by then."""
+    held, opens = threading.Event(), threading.Event()
+    missing = corpus.engine.source.missing
+
+    def wait(recipes):
+        held.set()
+        assert opens.wait(WAIT_SECONDS)
+        return missing(recipes)
+
+    monkeypatch.setattr(corpus.engine.source, "missing", wait)
+    running = corpus.warm(TEXTS)
+    assert held.wait(WAIT_SECONDS)
+    waiting = corpus.warm([CAT])
+    closer = threading.Thread(target=corpus.close)
+    closer.start()
+    with pytest.raises(CancelledError):
+        waiting.result(WAIT_SECONDS)
+    opens.set()
+    assert running.result(WAIT_SECONDS) == 1
+    closer.join(WAIT_SECONDS)
 
 
 def test_waiting_calls_are_cancelled_when_the_corpus_is_closed(corpus, gate):

@@ -181,3 +181,37 @@ def test_time_of_a_slow_consumer_is_not_decoding():
     metrics = stream.completion.metrics
     assert metrics.decode_seconds < 0.25
     assert metrics.tpot_seconds < 0.05
+
+
+LONG = "x" * 80
+
+
+def test_prefill_rate_is_learned_when_a_long_prompt_was_computed():
+    """The engine times the passes it runs anyway; the request itself knows the rate already."""
+    engine = tiny_engine(config=OFF)
+    assert engine.generate("short", SHORT).metrics.prefill_tokens_per_second is None
+    first = engine.generate(LONG, SHORT).metrics
+    assert first.prefill_tokens_per_second > 0
+    assert first.saved_seconds <= 0
+    again = engine.generate("short", SHORT).metrics
+    assert again.prefill_tokens_per_second == first.prefill_tokens_per_second
+    assert engine.stats.snapshot().total.num_unknown_savings == 1
+
+
+def test_prefill_rate_is_learned_when_ingestion_encoded():
+    """Encoding is prefill too, so a corpus knows the rate before its first question."""
+    engine = tiny_engine(config=OFF)
+    request = chunk_request(engine, "abc", prefix=PREFIX * 4)
+    ingest(engine, request)
+    metrics = engine.generate(request, SHORT).metrics
+    assert metrics.num_cache_read_tokens > 0
+    read = metrics.num_cache_read_tokens / metrics.prefill_tokens_per_second
+    assert metrics.saved_seconds < read
+
+
+def test_prefill_rate_is_not_learned_when_the_model_failed():
+    """A pass that raised has no speed."""
+    engine = tiny_engine(config=OFF)
+    with scripted(engine, "a", fail_at=0), pytest.raises(ZeroDivisionError):
+        engine.generate(LONG, SHORT)
+    assert engine.generate("short", SHORT).metrics.prefill_tokens_per_second is None

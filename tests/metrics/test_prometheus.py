@@ -62,6 +62,15 @@ def test_counts_are_shown_when_scraped(registry, stats):
     assert sample(registry, "pc_rag_module_qualified_hits_total", reason="other-prefix") == 1
 
 
+def test_savings_are_shown_when_scraped(registry, stats):
+    """Tokens read, seconds saved (a gauge: it can sink), and requests that know of no saving."""
+    registry.register(CacheStatsCollector(stats))
+    stats.record(request_metrics(prefill_tokens_per_second=65_000.0))
+    assert sample(registry, "pc_rag_cache_read_tokens_total") == 2 * 65
+    assert sample(registry, "pc_rag_saved_seconds") == pytest.approx(0.001 - 0.14)
+    assert sample(registry, "pc_rag_unknown_savings_total") == 1
+
+
 def test_times_are_a_summary_when_scraped(registry, stats):
     """TTFT and TPOT carry count, sum and quantiles, in seconds."""
     registry.register(CacheStatsCollector(stats))

@@ -8,9 +8,11 @@ import math
 import pickle
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pc_rag.errors import PromptCacheError
-from pc_rag.metrics import ModuleUse
+from pc_rag.metrics import ModuleUse, RequestMetrics
 from pc_rag.types import FinishReason, HitKind, MissReason, Tier
 from tests.support.metrics import ENCODED, HIT, MOVED, request_metrics, uncached_metrics
 
@@ -70,6 +72,7 @@ def test_tpot_is_per_token_behind_the_first_when_several_were_generated(num_gene
         ({"ttft_seconds": math.nan}, "ttft took nan s"),
         ({"decode_seconds": math.inf}, "decode took inf s"),
         ({"load_seconds": {Tier.DISK: -1.0}}, "load from disk took -1.0 s"),
+        ({"prefill_tokens_per_second": 0.0}, "prefill_tokens_per_second is 0.0"),
     ],
 )
 def test_metrics_are_refused_when_they_contradict_themselves(changes, message):
@@ -129,3 +132,144 @@ def test_dictionary_is_json_when_every_field_is_filled():
         }
         for use in (HIT, MOVED, ENCODED)
     ]
+
+
+def test_saving_is_computing_less_fetching_when_the_rate_is_known():
+    """65 tokens at 100 a second, less looking up, loading and assembling."""
+    metrics = request_metrics(prefill_tokens_per_second=100.0)
+    assert metrics.saved_seconds == pytest.approx(0.65 - (0.02 + 0.03 + 0.04 + 0.05))
+    assert metrics.to_dict()["saved_seconds"] == metrics.saved_seconds
+
+
+def test_saving_is_negative_when_fetching_took_longer():
+    """A slow disk is not hidden behind a zero."""
+    metrics = request_metrics(prefill_tokens_per_second=65_000.0)
+    assert metrics.saved_seconds == pytest.approx(0.001 - 0.14)
+
+
+def test_saving_is_unknown_when_the_rate_is():
+    """Nobody guesses before a pass was measured."""
+    assert request_metrics().saved_seconds is None
+
+
+SECONDS = st.floats(0, 1e6, allow_nan=False)
+COUNTS = st.integers(0, 10_000)
+
+
+@st.composite
+def module_uses(draw):
+    """Hits, encoded misses and computed misses."""
+    num_tokens = draw(COUNTS)
+    use = {"label": draw(st.text(max_size=8)), "num_tokens": num_tokens}
+    if draw(st.booleans()):
+        return ModuleUse(
+            **use,
+            hit_kind=draw(st.sampled_from(HitKind)),
+            tier=draw(st.none() | st.sampled_from(Tier)),
+            miss_reason=draw(st.none() | st.sampled_from(MissReason)),
+        )
+    return ModuleUse(
+        **use,
+        miss_reason=draw(st.sampled_from(MissReason)),
+        num_encoded_tokens=draw(st.integers(0, num_tokens)),
+    )
+
+
+@st.composite
+def any_metrics(draw):
+    """Metrics of every field's every kind of value."""
+    modules = tuple(draw(st.lists(module_uses(), max_size=4)))
+    reused, read = draw(COUNTS), draw(COUNTS)
+    cached = reused + read + sum(use.num_encoded_tokens for use in modules)
+    repaired, fresh = draw(COUNTS), draw(COUNTS)
+    phases = ("retrieve", "plan", "lookup", "encode", "assemble", "prefill", "first_token")
+    times = {f"{phase}_seconds": draw(SECONDS) for phase in (*phases, "decode", "held_back")}
+    return RequestMetrics(
+        prompt_tokens=cached + repaired + fresh,
+        num_cached_tokens=cached,
+        num_fresh_tokens=fresh,
+        num_reused_tokens=reused,
+        num_repaired_tokens=repaired,
+        num_generated_tokens=draw(COUNTS),
+        ttft_seconds=draw(st.none() | SECONDS),
+        load_seconds=draw(st.dictionaries(st.sampled_from(Tier), SECONDS)),
+        num_decode_steps=draw(st.none() | COUNTS),
+        modules=modules,
+        template=draw(st.text(max_size=8)),
+        tenant=draw(st.text(max_size=8)),
+        finish_reason=draw(st.sampled_from(FinishReason)),
+        prefill_tokens_per_second=draw(st.none() | st.floats(0.1, 1e6)),
+        **times,
+    )
+
+
+@given(metrics=any_metrics())
+def test_metrics_are_equal_when_read_back_from_json(metrics):
+    """``from_dict`` is the exact inverse of ``to_dict``, JSON between them included."""
+    plain = json.loads(json.dumps(metrics.to_dict(), allow_nan=False))
+    assert RequestMetrics.from_dict(plain) == metrics
+
+
+def test_metrics_are_read_when_a_newer_writer_added_keys():
+    """Unknown keys are ignored, in modules too; derived numbers are not believed."""
+    plain = request_metrics().to_dict() | {"new": 1, "token_hit_rate": 7}
+    plain["modules"][0]["new"] = [1]
+    assert RequestMetrics.from_dict(plain) == request_metrics()
+
+
+@pytest.mark.parametrize("key", [each.name for each in dataclasses.fields(RequestMetrics)])
+def test_key_is_named_when_it_is_missing(key):
+    """Half a dictionary is refused by the name of what is not there."""
+    plain = request_metrics().to_dict()
+    del plain[key]
+    with pytest.raises(PromptCacheError, match=f"'{key}' is missing"):
+        RequestMetrics.from_dict(plain)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("prompt_tokens", "150"),
+        ("prompt_tokens", 150.0),
+        ("prompt_tokens", True),
+        ("prompt_tokens", None),
+        ("num_decode_steps", 1.5),
+        ("ttft_seconds", "fast"),
+        ("plan_seconds", None),
+        ("plan_seconds", False),
+        ("plan_seconds", 10**400),
+        ("load_seconds", []),
+        ("load_seconds", {"tape": 1.0}),
+        ("load_seconds", {"disk": None}),
+        ("modules", {}),
+        ("template", 3),
+        ("finish_reason", "bored"),
+        ("finish_reason", ["stop"]),
+    ],
+)
+def test_key_is_named_when_it_is_malformed(key, value):
+    """A value of another kind is refused by its name, not misread."""
+    with pytest.raises(PromptCacheError, match=f"'{key}' is "):
+        RequestMetrics.from_dict(request_metrics().to_dict() | {key: value})
+
+
+@pytest.mark.parametrize(
+    ("use", "message"),
+    [
+        ({"miss_reason": "shy"}, r"'modules'\[0\]: 'miss_reason' is 'shy'; expected one of not-st"),
+        ({"num_tokens": None}, r"'modules'\[0\]: 'num_tokens' is None"),
+    ],
+)
+def test_module_is_named_when_its_key_is_malformed(use, message):
+    """The message leads to the module and its key."""
+    plain = request_metrics().to_dict()
+    plain["modules"][0] |= use
+    with pytest.raises(PromptCacheError, match=message):
+        RequestMetrics.from_dict(plain)
+
+
+@pytest.mark.parametrize("plain", [None, [], "x"])
+def test_metrics_are_refused_when_they_are_no_mapping(plain):
+    """Anything may stand under our key in a response."""
+    with pytest.raises(PromptCacheError, match="expected a mapping"):
+        RequestMetrics.from_dict(plain)

@@ -61,6 +61,29 @@ def test_request_is_counted_once_when_it_is_cancelled_or_fails():
     assert group.ttft.count == 1
 
 
+def test_savings_are_summed_apart_when_some_are_unknown():
+    """A saving nobody knows is counted, and not taken for none."""
+    stats = CacheStats()
+    for rate in (100.0, None, 65_000.0):
+        stats.record(request_metrics(prefill_tokens_per_second=rate))
+    stats.record_failure(template="travel", tenant="acme")
+    total = stats.snapshot().total
+    assert total.saved_seconds == pytest.approx((0.65 - 0.14) + (0.001 - 0.14))
+    assert (total.num_known_savings, total.num_unknown_savings) == (2, 1)
+    assert total.num_cache_read_tokens == 3 * 65
+    assert total.to_dict()["num_cache_read_tokens"] == 3 * 65
+
+
+def test_request_without_metrics_is_counted_when_its_consumer_left():
+    """An observer that never saw the numbers still counts the request, as cancelled."""
+    stats = CacheStats()
+    stats.record_cancelled(template="travel", tenant="acme")
+    (group,) = stats.snapshot().groups
+    assert group.requests == {Outcome.COMPLETED: 0, Outcome.CANCELLED: 1, Outcome.FAILED: 0}
+    assert (group.template, group.tenant) == ("travel", "acme")
+    assert (group.num_prompt_tokens, group.num_unknown_savings) == (0, 0)
+
+
 def test_groups_stay_apart_when_template_or_tenant_differs():
     """One tenant's numbers do not show in another's."""
     stats = CacheStats()

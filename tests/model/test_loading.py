@@ -12,8 +12,11 @@ from safetensors.torch import load_file, save_file
 from transformers import BartConfig, GPT2Config
 from transformers.utils import logging as transformers_logging
 
+from pc_rag.engine import PromptCache
 from pc_rag.errors import ConfigError, ModelError, UnsupportedModelError
 from pc_rag.model import loading
+from pc_rag.model.chat import ChatFormat
+from pc_rag.model.conversation import ChatMessage
 from pc_rag.model.loading import load_model, wrap_model
 from tests.support.tiny_models import tiny_model
 
@@ -216,3 +219,54 @@ def test_progress_bars_come_back_when_loading_is_over(folder, capfd):
     with pytest.raises(ModelError):
         load_model("no-such-owner/no-such-model", device="cpu")
     assert transformers_logging.is_progress_bar_enabled()
+
+
+def test_chat_template_takes_the_place_of_the_models_when_it_is_given(folder):
+    """Base models have none; it is part of the fingerprint, and a lent tokenizer keeps its own."""
+    template = "{% for m in messages %}{{ m.role + '> ' + m.content }}{% endfor %}"
+    own = load_model(folder, device="cpu")
+    loaded = load_model(folder, device="cpu", chat_template=template)
+    pieces = ChatFormat(loaded.tokenizer).render([ChatMessage("user", "hi")])
+    assert "".join(piece.text for piece in pieces) == "user> hi"
+    assert loaded.fingerprint != own.fingerprint
+    model, tokenizer = tiny_model("llama")
+    before = tokenizer.chat_template
+    wrapped = wrap_model(model, tokenizer, chat_template=template)
+    assert wrapped.fingerprint == loaded.fingerprint
+    assert tokenizer.chat_template == before
+
+
+@pytest.mark.parametrize(
+    ("template", "named"), [(" ", "blank"), ("a\n{% for %}", "not Jinja: line 2")]
+)
+def test_chat_template_is_refused_when_it_is_not_jinja(folder, template, named):
+    """Before any weight is read, with the line."""
+    with pytest.raises(ConfigError, match=named):
+        load_model(folder, device="cpu", chat_template=template)
+    model, tokenizer = tiny_model("llama")
+    with pytest.raises(ConfigError, match=named):
+        wrap_model(model, tokenizer, chat_template=template)
+
+
+def test_chat_template_is_accepted_when_it_marks_generated_text():
+    """As templates for training do; transformers renders them."""
+    template = (
+        "{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}"
+        "{% if loop.index > 3 %}{% break %}{% endif %}{% endfor %}"
+    )
+    model, tokenizer = tiny_model("llama")
+    loaded = wrap_model(model, tokenizer, chat_template=template)
+    pieces = ChatFormat(loaded.tokenizer).render([ChatMessage("user", "hi")])
+    assert "".join(piece.text for piece in pieces) == "hi"
+
+
+def test_chat_template_is_refused_when_the_model_is_loaded_already(folder):
+    """It would change a fingerprint that was taken."""
+    loaded = load_model(folder, device="cpu")
+    with pytest.raises(ConfigError, match="load_model or wrap_model"):
+        PromptCache.from_pretrained(loaded, chat_template="{{ messages[0].content }}")
+    engine = PromptCache.from_pretrained(
+        folder, device="cpu", chat_template="{{ messages[0].content }}"
+    )
+    with engine:
+        assert engine.chat_format.render([ChatMessage("user", "hi")])[0].text == "hi"

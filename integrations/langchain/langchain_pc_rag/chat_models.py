@@ -231,10 +231,10 @@ def _tool_choice(choice: dict[str, Any] | str | bool | None) -> str | None:  # n
     """What LangChain and OpenAI call a choice, in our words; ``None`` leaves it open."""
     if choice is None or choice is False:
         return None
-    if choice is True or choice in {"any", "required"}:
+    if choice is True:
         return ToolChoice.ANY
     if isinstance(choice, str):
-        return choice
+        return ToolChoice.ANY if choice == "required" else choice
     name = choice.get("function", {}).get("name") if isinstance(choice, dict) else None
     if not isinstance(name, str):
         raise ConfigError(

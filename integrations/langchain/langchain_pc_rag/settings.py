@@ -5,16 +5,18 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, model_validator
+from langchain_core.utils import from_env
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, SecretStr, model_validator
 
 from pc_rag.config import EngineConfig
 from pc_rag.corpus import Corpus
 from pc_rag.engine import PromptCache
 from pc_rag.errors import ConfigError
+from pc_rag.model.builtin import DEFAULT_MODEL
 from pc_rag.serving import Call, Host, HostSettings, generation_config, open_host
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncGenerator
     from concurrent.futures import Future
 
     from pc_rag.model.conversation import TextPrompt
@@ -32,10 +34,12 @@ class PcRagSettings(BaseModel):
 
     model_config = ConfigDict(arbitrary_types_allowed=True, extra="forbid")
 
-    model: str = "smollm2"
-    """Hub name, model folder, ``.gguf`` file, or ``"smollm2"``, which needs no network."""
-    store: str | None = None
-    """Folder that keeps the corpus and its entries; ``None`` keeps them in memory."""
+    model: str = Field(default_factory=from_env("PC_RAG_MODEL", default=DEFAULT_MODEL))
+    """Hub name, model folder, ``.gguf`` file, or ``"smollm2"``, which needs no network and is the
+    default, where the variable ``PC_RAG_MODEL`` names no other."""
+    store: str | None = Field(default_factory=from_env("PC_RAG_STORE", default=None))
+    """Folder that keeps the corpus and its entries; by default the one that the variable
+    ``PC_RAG_STORE`` names. ``None`` keeps them in memory."""
     corpus: Corpus | None = Field(default=None, exclude=True, repr=False)
     """A corpus that is open already, in place of ``model`` and ``store``. Lent."""
     engine: PromptCache | None = Field(default=None, exclude=True, repr=False)
@@ -69,6 +73,8 @@ class PcRagSettings(BaseModel):
     """Seconds after which a call fails, looked at between tokens."""
     max_retries: int | None = None
     """Taken for compatibility: a local model has no network that a second try would help."""
+    api_key: SecretStr | None = Field(default=None, exclude=True, repr=False)
+    """Taken for compatibility: a model in your process asks for no key."""
     streaming: bool = False
     """Use the streaming path in ``invoke`` too; the tokens are the same."""
 
@@ -177,8 +183,10 @@ class PcRagSettings(BaseModel):
     def _identity(self) -> dict[str, Any]:
         """Every setting that changes an answer."""
         config = self.host.settings.config
+        is_known = self.corpus is not None or self.engine is not None
         return {
             "model": self.model,
+            "fingerprint": self.host.engine.loaded.fingerprint if is_known else None,
             "dtype": self.dtype,
             "chat_template": self.chat_template,
             "repair": config.repair,
@@ -197,7 +205,7 @@ class PcRagSettings(BaseModel):
         }
 
 
-async def pulled(stream: ReplyStream) -> AsyncIterator[str]:
+async def pulled(stream: ReplyStream) -> AsyncGenerator[str]:
     """A reply's text, computed in threads: the event loop goes on meanwhile.
 
     A task that is cancelled, or a consumer that leaves, ends the generation within a token.

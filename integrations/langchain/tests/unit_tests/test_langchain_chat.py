@@ -23,9 +23,8 @@ from langchain_core.runnables import RunnableLambda, RunnablePassthrough
 from langchain_pc_rag import ChatPcRag
 
 from pc_rag.config import EngineConfig
-from pc_rag.errors import ConfigError, GenerationError, PromptError
-from pc_rag.types import Role
-from tests.support.corpora import CAT, DOG, FISH, recorded, tiny_engine
+from pc_rag.errors import ConfigError, GenerationError, PromptError, UnsupportedModelError
+from tests.support.corpora import CAT, DOG, FISH, TEXTS, opened, recorded, tiny_engine
 from tests.support.engines import scripted
 
 QUESTION = "Where did the cat sit?"
@@ -215,7 +214,7 @@ def test_cache_creation_is_counted_when_an_entry_had_to_be_made(corpus):
     again = ChatPcRag(corpus=corpus, max_tokens=2).invoke(context_messages(CAT, DOG))
     assert first.usage_metadata["input_token_details"]["cache_creation"] == 0
     assert again.usage_metadata["input_token_details"]["cache_creation"] > 0
-    assert [module["miss_reason"] for module in modules(again)][0] is not None
+    assert "not-stored" in {module["miss_reason"] for module in modules(again)}
 
 
 def test_metadata_is_plain_json_when_an_answer_is_kept(llm):
@@ -268,15 +267,6 @@ def test_chunks_are_recognised_when_a_chain_joins_them_its_own_way(llm, separato
     assert [module["hit_kind"] for module in modules(answer)] == ["composed", "composed"]
 
 
-def test_chunks_in_a_tool_answer_are_recognised_when_a_template_shows_it(corpus):
-    """The agent's way to context; the plain format shows it too."""
-    with tiny_engine(prefix_cache_bytes=0) as engine:
-        engine.loaded.tokenizer.chat_template  # noqa: B018 - it has one; see the tools suite
-    llm = ChatPcRag(corpus=corpus, max_tokens=2)
-    messages = [HumanMessage("Hi"), AIMessage("Let me look."), HumanMessage(f"Found: {CAT}")]
-    assert len(modules(llm.invoke(messages))) == 1
-
-
 def test_turns_before_are_reused_when_a_conversation_goes_on(llm):
     """Turn n prefills only what is new: its question and the template's marks around it."""
     messages = [*context_messages(CAT, DOG)]
@@ -286,17 +276,18 @@ def test_turns_before_are_reused_when_a_conversation_goes_on(llm):
         messages += [answer, HumanMessage(question)]
         metrics = llm.invoke(messages, max_tokens=1).response_metadata["pc_rag"]
         known = spent["input_tokens"] + spent["output_tokens"]
-        assert metrics["num_reused_tokens"] >= known - 1
+        assert metrics["num_cached_tokens"] >= known - 1
         assert metrics["num_fresh_tokens"] < len(question) + 60
 
 
-def test_head_is_learned_when_the_user_allows_it(corpus):
+def test_head_is_learned_when_the_user_allows_it():
     """``other-prefix`` hits are reported until the chain's own head is known, then exact ones."""
-    llm = ChatPcRag(corpus=corpus, max_tokens=1, learn_prefix=True)
-    before = modules(llm.invoke(context_messages(CAT, DOG)))
-    assert llm.prefix_learning.result() == 3
-    corpus.engine.prefix_tree.clear()
-    after = modules(llm.invoke(context_messages(DOG, CAT)))
+    with opened() as corpus:
+        corpus.add(TEXTS)
+        llm = ChatPcRag(corpus=corpus, max_tokens=1, learn_prefix=True)
+        before = modules(llm.invoke(context_messages(CAT, DOG)))
+        assert llm.prefix_learning.result() == 3
+        after = modules(llm.invoke(context_messages(DOG, CAT)))
     assert [module["miss_reason"] for module in before] == ["other-prefix"] * 2
     assert [module["hit_kind"] for module in after] == ["exact", "composed"]
     assert [module["miss_reason"] for module in after] == [None] * 2
@@ -312,15 +303,12 @@ def test_nothing_is_learned_when_the_user_did_not_allow_it(corpus, llm):
 def test_answers_are_the_same_when_reuse_is_off(corpus):
     """The uncached arm is one keyword away, for exact hits with the same tokens."""
     llm = ChatPcRag(corpus=corpus, max_tokens=8)
-    corpus.adopt_prefix([(m := context_messages(""))[0].content and _head(m)]).result()
+    head = {"role": "system", "content": context_messages("")[0].content}
+    corpus.adopt_prefix([head]).result()
     on, off = (llm.invoke(context_messages(CAT), reuse=reuse) for reuse in (True, False))
     assert on.content == off.content
     assert off.usage_metadata["input_token_details"] == {"cache_read": 0, "cache_creation": 0}
     assert [module["miss_reason"] for module in modules(off)] == ["reuse-off"]
-
-
-def _head(messages):
-    return {"role": Role.SYSTEM, "content": messages[0].content}
 
 
 # -- threads, streams, errors --------------------------------------------------------------------
@@ -406,8 +394,9 @@ async def test_generation_stops_when_a_task_is_cancelled(corpus, llm):
         go_on.set()
     finally:
         handle.remove()
-    while corpus.engine.stats.snapshot().total.num_requests == 0:
-        await asyncio.sleep(0.01)
+    async with asyncio.timeout(10):
+        while corpus.engine.stats.snapshot().total.num_requests == 0:  # noqa: ASYNC110 - no event
+            await asyncio.sleep(0.01)
     assert corpus.engine.stats.snapshot().total.num_generated_tokens <= 2
 
 
@@ -531,7 +520,7 @@ def test_identity_tells_models_apart_when_a_setting_changes_answers(corpus, tiny
         ChatPcRag(model=str(tiny_folder), engine_config=EngineConfig(repair="link:4")),
         ChatPcRag(model=str(tiny_folder), dtype="bfloat16"),
     ]
-    assert len({str(sorted(llm.dict().items(), key=str)) for llm in kinds}) == len(kinds)
+    assert len({str(llm.asdict()) for llm in kinds}) == len(kinds)
 
 
 def test_tokens_are_the_models_when_they_are_counted(corpus, llm):
@@ -551,5 +540,5 @@ def test_tool_message_is_refused_when_the_template_knows_no_tools(llm):
         AIMessage("", tool_calls=[{"name": "look", "args": {}, "id": "1"}]),
         ToolMessage("found", tool_call_id="1"),
     ]
-    with pytest.raises(PromptError):
+    with pytest.raises(UnsupportedModelError, match="leaves out calls of tools"):
         llm.invoke(messages)

@@ -1,0 +1,440 @@
+"""What a chain found in the cache is counted once, explained, and kept apart by run."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import sys
+import threading
+import uuid
+
+import pytest
+from langchain.agents import create_agent
+from langchain_classic.chains import create_retrieval_chain
+from langchain_classic.chains.combine_documents import create_stuff_documents_chain
+from langchain_core.caches import InMemoryCache
+from langchain_core.documents import Document
+from langchain_core.output_parsers import StrOutputParser
+from langchain_core.prompts import ChatPromptTemplate
+from langchain_core.runnables import RunnableLambda, RunnablePassthrough
+from langchain_core.tools import create_retriever_tool, tool
+from langchain_pc_rag import CacheHitHandler, CallOutcome, DocumentOutcome
+from langchain_pc_rag.callbacks.run_tree import RunTree
+
+from pc_rag.errors import ConfigError
+from pc_rag.metrics import Outcome
+from pc_rag.types import FinishReason, MissReason
+from tests.support.langchain_models import (
+    TEXTS,
+    ListRetriever,
+    RetrieverOfRetrievers,
+    SpeakingChat,
+    SpeakingLLM,
+    ToolCallingChat,
+    metrics_of,
+    use_of,
+)
+
+OSLO, LIMA, ROME = TEXTS
+PROMPT = ChatPromptTemplate.from_template("{context}\n{question}")
+METRICS = metrics_of(use_of(OSLO), use_of(LIMA, MissReason.NOT_STORED))
+
+
+@pytest.fixture
+def handler():
+    return CacheHitHandler()
+
+
+def joined(documents):
+    return "\n\n".join(each.page_content for each in documents)
+
+
+def chain_of(model, retriever=None):
+    """Retrieval, prompt, model, parser; the plain chain of every tutorial."""
+    return (
+        {"context": (retriever or ListRetriever()) | joined, "question": RunnablePassthrough()}
+        | PROMPT
+        | model
+        | StrOutputParser()
+    )
+
+
+def config(handler):
+    return {"callbacks": [handler]}
+
+
+def fates(run):
+    return {each.source: (each.outcome, each.miss_reason) for each in run.documents}
+
+
+EXPECTED_FATES = {
+    "Oslo": (DocumentOutcome.HIT, None),
+    "Lima": (DocumentOutcome.MISS, MissReason.NOT_STORED),
+    "Rome": (DocumentOutcome.NOT_IN_PROMPT, None),
+}
+
+
+@pytest.mark.parametrize("model", [SpeakingChat(metrics=METRICS), SpeakingLLM(metrics=METRICS)])
+@pytest.mark.parametrize("way", ["invoke", "stream", "ainvoke", "astream"])
+async def test_run_is_reported_when_a_chain_ran(handler, model, way):
+    """Each document has its outcome, each module its reason, each token its place."""
+    chain = chain_of(model)
+    if way == "invoke":
+        await asyncio.to_thread(chain.invoke, "?", config(handler))
+    elif way == "stream":
+        assert "".join(chain.stream("?", config(handler))) == "Norway."
+    elif way == "ainvoke":
+        await chain.ainvoke("?", config(handler))
+    else:
+        assert "".join([piece async for piece in chain.astream("?", config(handler))]) == "Norway."
+    run = handler.last_run
+    assert handler.runs == (run,)
+    assert (run.num_documents, run.num_documents_hit) == (3, 1)
+    assert fates(run) == EXPECTED_FATES
+    assert (run.num_module_hits, run.module_misses[MissReason.NOT_STORED]) == (1, 1)
+    assert run.module_hit_rate == 0.5
+    assert (run.num_cache_read_tokens, run.num_prompt_tokens) == (10, 40)
+    assert run.saved_seconds == pytest.approx(10 / 1000 - 0.002)
+    assert run.ttft_seconds == 0.25
+    assert run.calls[CallOutcome.REPORTED] == 1
+    assert handler.snapshot().total.num_cache_read_tokens == 10
+    assert handler._tree.num_open_runs == 0
+
+
+def test_sums_are_kept_by_template_when_several_models_ran(handler):
+    """Hit rates, reasons and savings of each template, and of all."""
+    other = metrics_of(use_of(ROME), template="legal", rate=None)
+    for metrics in (METRICS, other, METRICS):
+        chain_of(SpeakingChat(metrics=metrics)).invoke("?", config(handler))
+    travel, legal = handler.snapshot().groups
+    assert (travel.template, travel.num_requests, travel.module_hit_rate) == ("travel", 2, 0.5)
+    assert (legal.template, legal.module_hit_rate, legal.num_unknown_savings) == ("legal", 1.0, 1)
+    assert handler.snapshot().total.saved_seconds == pytest.approx(2 * 0.008)
+
+
+def test_documents_are_found_when_a_retrieval_chain_of_classic_ran(handler):
+    """The chain that many applications still use nests its runs deeper."""
+    prompt = ChatPromptTemplate.from_template("{context}\n{input}")
+    stuff = create_stuff_documents_chain(SpeakingChat(metrics=METRICS), prompt)
+    chain = create_retrieval_chain(ListRetriever(), stuff)
+    chain.invoke({"input": "?"}, config(handler))
+    assert fates(handler.last_run) == EXPECTED_FATES
+
+
+def test_documents_are_found_when_a_function_retrieves(handler):
+    """Without a retriever, a function that returns documents stands in for it."""
+    fetch = RunnableLambda(lambda _: [Document(OSLO, id="o"), Document(LIMA, id="l")])
+    chain_of(SpeakingChat(metrics=METRICS), fetch).invoke("?", config(handler))
+    assert {key: fate[0] for key, fate in fates(handler.last_run).items()} == {
+        "o": DocumentOutcome.HIT,
+        "l": DocumentOutcome.MISS,
+    }
+
+
+def test_functions_are_not_believed_when_a_retriever_spoke(handler):
+    """A step that rewrites what was retrieved makes no documents of its own."""
+    shout = RunnableLambda(lambda found: [Document(each.page_content.upper()) for each in found])
+    chain_of(SpeakingChat(metrics=METRICS), ListRetriever() | shout).invoke("?", config(handler))
+    assert fates(handler.last_run) == EXPECTED_FATES
+
+
+def test_documents_are_those_of_the_outermost_when_retrievers_nest(handler):
+    """What an inner retriever offered and the outer one dropped was not retrieved."""
+    retriever = RetrieverOfRetrievers(inner=ListRetriever())
+    chain_of(SpeakingChat(metrics=METRICS), retriever).invoke("?", config(handler))
+    assert fates(handler.last_run) == {"Oslo": (DocumentOutcome.HIT, None)}
+
+
+@pytest.mark.parametrize("way", ["invoke", "stream", "astream"])
+@pytest.mark.parametrize("is_retriever", [True, False])
+async def test_calls_are_one_run_when_an_agent_uses_a_tool(handler, way, is_retriever):
+    """Both model calls and the tool's retrieval belong to the agent's run."""
+
+    @tool("search", response_format="content_and_artifact")
+    def fetch(query: str):
+        """Look it up."""
+        found = [Document(text, metadata={"source": text[:4]}) for text in TEXTS]
+        return joined(found), found
+
+    search = create_retriever_tool(ListRetriever(), "search", "Look it up.")
+    model = ToolCallingChat(metrics=METRICS)
+    agent = create_agent(model, tools=[search if is_retriever else fetch])
+    question = {"messages": [("user", "?")]}
+    if way == "invoke":
+        await asyncio.to_thread(agent.invoke, question, config(handler))
+    elif way == "stream":
+        list(agent.stream(question, config(handler), stream_mode="messages"))
+    else:
+        async for _ in agent.astream(question, config(handler), stream_mode="messages"):
+            pass
+    (run,) = handler.runs
+    assert run.calls[CallOutcome.REPORTED] == 2
+    assert fates(run) == EXPECTED_FATES
+    assert run.num_module_hits == 2
+    assert handler.snapshot().total.num_requests == 2
+    assert handler._tree.num_open_runs == 0
+
+
+def test_model_is_its_own_run_when_it_is_called_alone(handler):
+    """No chain, no documents, and still a report."""
+    SpeakingChat(metrics=METRICS).invoke("?", config(handler))
+    assert handler.last_run.num_documents == 0
+    assert handler.last_run.num_module_hits == 1
+
+
+def test_handler_works_when_it_hangs_on_the_model_only(handler):
+    """The parents it never saw make no difference but for retrieval."""
+    chain_of(SpeakingChat(metrics=METRICS, callbacks=[handler])).invoke("?")
+    (run,) = handler.runs
+    assert (run.num_documents, run.num_module_hits) == (0, 1)
+
+
+@pytest.mark.parametrize("way", ["invoke", "ainvoke"])
+async def test_answer_is_replayed_and_no_hit_when_the_response_cache_gave_it(handler, way):
+    """The replayed metrics are of a request that was counted before."""
+    model = SpeakingChat(metrics=METRICS, num_output_tokens=3, cache=InMemoryCache())
+    for _ in range(3):
+        if way == "invoke":
+            await asyncio.to_thread(model.invoke, "?", config(handler))
+        else:
+            await model.ainvoke("?", config(handler))
+    assert handler.num_replayed == 2
+    assert handler.snapshot().total.num_requests == 1
+    assert handler.snapshot().total.num_cache_read_tokens == 10
+    assert handler.last_run.num_module_hits == 0
+    assert "the response cache answered" in handler.report()
+
+
+@pytest.mark.parametrize("model", [SpeakingChat(metrics=METRICS), SpeakingLLM(metrics=METRICS)])
+def test_request_is_cancelled_once_when_the_consumer_leaves_a_stream(handler, model):
+    """A break is no failure; the chain's run ends before the model's, and still has its call."""
+    chain = chain_of(model)
+    stream = (chain.first | chain.middle[0] | model).stream("?", config(handler))
+    next(stream)
+    stream.close()
+    gc.collect()
+    assert handler.snapshot().total.requests == {
+        Outcome.COMPLETED: 0,
+        Outcome.CANCELLED: 1,
+        Outcome.FAILED: 0,
+    }
+    assert handler.last_run.calls[CallOutcome.CANCELLED] == 1
+    assert handler.last_run.num_documents == 3
+    assert handler._tree.num_open_runs == 0
+
+
+def test_request_is_counted_once_when_a_parser_drains_what_the_consumer_left(handler):
+    """LangChain's parsers pull a model to its end for their trace: that request was whole."""
+    stream = chain_of(SpeakingChat(metrics=METRICS)).stream("?", config(handler))
+    assert next(stream) == "Nor"
+    stream.close()
+    gc.collect()
+    assert handler.snapshot().total.num_requests == 1
+    assert handler.snapshot().total.requests[Outcome.FAILED] == 0
+    assert sum(handler.last_run.calls.values()) == 1
+    assert handler._tree.num_open_runs == 0
+
+
+async def test_request_is_cancelled_once_when_the_consumer_leaves_an_async_stream(handler):
+    """The same where the generator is closed on the loop."""
+    stream = chain_of(SpeakingChat(metrics=METRICS)).astream("?", config(handler))
+    assert await anext(stream) == "Nor"
+    await stream.aclose()
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert handler.snapshot().total.requests[Outcome.CANCELLED] == 1
+    assert handler.snapshot().total.num_requests == 1
+
+
+def test_metrics_are_counted_when_the_consumer_leaves_behind_the_last_piece(handler):
+    """The request was whole; its numbers came with the piece that the consumer took last."""
+    stream = SpeakingChat(metrics=METRICS).stream("?", config(handler))
+    for piece in stream:
+        if piece.chunk_position == "last":
+            break
+    stream.close()
+    assert handler.calls[CallOutcome.REPORTED] == 1
+    assert handler.snapshot().total.requests[Outcome.COMPLETED] == 1
+
+
+def test_metrics_say_cancelled_when_the_engine_does(handler):
+    """A request that the engine itself saw cancelled is counted as that."""
+    metrics = metrics_of(use_of(OSLO), finish_reason=FinishReason.CANCELLED)
+    SpeakingChat(metrics=metrics).invoke("?", config(handler))
+    assert handler.snapshot().total.requests[Outcome.CANCELLED] == 1
+
+
+@pytest.mark.parametrize("model", [SpeakingChat(fail_at=1), SpeakingLLM(fail_at=1)])
+@pytest.mark.parametrize("way", ["invoke", "stream"])
+def test_request_is_failed_once_when_the_model_raises(handler, model, way):
+    """The error reaches the caller, and is counted."""
+    with pytest.raises(ZeroDivisionError):
+        list(getattr(chain_of(model), way)("?", config(handler)))
+    assert handler.snapshot().total.requests[Outcome.FAILED] == 1
+    assert handler.snapshot().total.num_requests == 1
+    assert handler.last_run.calls[CallOutcome.FAILED] == 1
+    assert handler._tree.num_open_runs == 0
+
+
+def test_run_ends_when_its_retriever_or_tool_raises(handler):
+    """What failed on the way leaves nothing behind."""
+
+    @tool
+    def broken(query: str) -> str:
+        """Fail."""
+        raise OSError(query)
+
+    with pytest.raises(OSError, match="index is gone"):
+        chain_of(SpeakingChat(), ListRetriever(has_failed=True)).invoke("?", config(handler))
+    with pytest.raises(OSError, match="x"):
+        broken.invoke("x", config(handler))
+    assert len(handler.runs) == 2
+    assert handler._tree.num_open_runs == 0
+    assert handler.snapshot().total.num_requests == 0
+    assert "no model was called" in handler.report()
+
+
+def test_call_is_unreported_when_another_model_answers(handler):
+    """A model without our metrics is no miss."""
+    chain_of(SpeakingChat()).invoke("?", config(handler))
+    assert handler.calls[CallOutcome.UNREPORTED] == 1
+    assert handler.snapshot().total.num_requests == 0
+    assert "1 brought no metrics of pc-rag" in handler.report()
+    assert "it is another model" in handler.report()
+
+
+@pytest.mark.parametrize(
+    "malformed", [{"template": "x"}, "what", {**METRICS.to_dict(), "tenant": 1}]
+)
+def test_call_is_unreadable_when_metrics_are_malformed(handler, malformed):
+    """A fault in them is shown; the chain and the bookkeeping go on."""
+    chain_of(SpeakingChat(malformed=malformed)).invoke("?", config(handler))
+    assert handler.calls[CallOutcome.UNREADABLE] == 1
+    assert "unreadable metrics, the latest: metrics of a request: " in handler.report()
+    assert handler._tree.num_open_runs == 0
+
+
+@pytest.fixture
+def eager_switching():
+    """Threads take turns as often as the interpreter can, so that a missing lock shows."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(interval)
+
+
+@pytest.mark.usefixtures("eager_switching")
+def test_runs_stay_apart_when_a_batch_runs_in_threads(handler):
+    """Every run has its own documents and call, and no call is lost."""
+    chain = chain_of(SpeakingChat(metrics=METRICS))
+    chain.batch(["?"] * 40, {**config(handler), "max_concurrency": 8})
+    assert len({run.run_id for run in handler.runs}) == 40
+    assert all(run.calls[CallOutcome.REPORTED] == 1 for run in handler.runs)
+    assert all(fates(run) == EXPECTED_FATES for run in handler.runs)
+    assert handler.snapshot().total.num_requests == 40
+    assert handler._tree.num_open_runs == 0
+
+
+async def test_runs_stay_apart_when_tasks_interleave(handler):
+    """The same on one event loop."""
+    chain = chain_of(SpeakingChat(metrics=METRICS))
+    await chain.abatch(["?"] * 20, config(handler))
+    assert len(handler.runs) == 20
+    assert all(fates(run) == EXPECTED_FATES for run in handler.runs)
+
+
+def test_oldest_report_leaves_when_there_are_too_many():
+    """Memory is bounded; the sums remember."""
+    handler = CacheHitHandler(max_runs=2)
+    for text in TEXTS:
+        SpeakingChat(metrics=metrics_of(use_of(text))).invoke("?", config(handler))
+    labels = [run.modules[0].label for run in handler.runs]
+    assert labels == [use_of(LIMA).label, use_of(ROME).label]
+    assert handler.snapshot().total.num_requests == 3
+
+
+def test_open_runs_are_forgotten_when_their_ends_never_come():
+    """A run that vanished does not stay for ever, nor do the runs inside it."""
+    tree = RunTree(str, max_finished=2, max_open=2)
+    ids = [uuid.uuid4() for _ in range(6)]
+    for parent, child in ((0, 1), (2, 3), (4, 5)):
+        tree.start(ids[parent], None)
+        tree.start(ids[child], ids[parent])
+    assert tree.num_open_runs == 4
+    assert tree.of(ids[1]) is None
+    assert tree.of(ids[3]) == str(ids[2])
+    tree.end(ids[2])
+    assert tree.of(ids[3]) == str(ids[2])
+    tree.end(ids[4])
+    for _ in range(2):
+        late = uuid.uuid4()
+        tree.start(late, None)
+        tree.end(late)
+        tree.end(late)
+    assert tree.num_open_runs == 0
+    assert len(tree.finished()) == 2
+
+
+def test_handler_does_not_lock_itself_out_when_streams_are_collected(handler):
+    """The garbage collector may close a stream while the same thread is inside the handler."""
+    stream = SpeakingChat(metrics=METRICS).stream("?", config(handler))
+    next(stream)
+    done = threading.Event()
+
+    def collect() -> None:
+        nonlocal stream
+        with handler._lock, handler.stats._lock:
+            stream = None
+            gc.collect()
+        done.set()
+
+    threading.Thread(target=collect, daemon=True).start()
+    assert done.wait(20)
+    assert handler.calls[CallOutcome.CANCELLED] == 1
+
+
+def test_report_names_every_reason_when_modules_were_missed(handler):
+    """No hit rate stands there without telling why."""
+    modules = [use_of(f"text {reason}", reason) for reason in MissReason]
+    chain_of(SpeakingChat(metrics=metrics_of(*modules))).invoke("?", config(handler))
+    report = handler.report()
+    for reason in MissReason:
+        assert f"1  {reason}: " in report
+    assert f"0 of {len(MissReason)} (0.0%)" in report
+    assert "Oslo: not in the prompt or not indexed" in report
+
+
+def test_report_says_so_when_there_was_nothing_to_hit(handler):
+    """A prompt without modules is told apart from misses, and both from nothing at all."""
+    assert "no request was counted" in handler.report()
+    chain_of(SpeakingChat(metrics=metrics_of())).invoke("?", config(handler))
+    assert "nothing of them was indexed, or texts were not recognised" in handler.report()
+
+
+def test_dictionary_is_json_when_runs_were_reported(handler):
+    """Sums, runs and their documents survive JSON."""
+    chain_of(SpeakingChat(metrics=METRICS)).invoke("?", config(handler))
+    plain = handler.to_dict()
+    assert json.loads(json.dumps(plain, allow_nan=False)) == plain
+    assert plain["calls"]["reported"] == 1
+    assert plain["stats"]["total"]["num_cache_read_tokens"] == 10
+    assert plain["runs"][0]["documents"][1]["miss_reason"] == "not-stored"
+    assert plain["runs"][0]["module_hit_rate"] == 0.5
+
+
+def test_collector_shows_the_sums_when_scraped(handler):
+    """A Prometheus registry takes the handler's collector."""
+    prometheus = pytest.importorskip("prometheus_client", reason="the extra `prometheus`")
+    registry = prometheus.CollectorRegistry()
+    registry.register(handler.collector())
+    chain_of(SpeakingChat(metrics=METRICS)).invoke("?", config(handler))
+    labels = {"template": "travel", "tenant": ""}
+    assert registry.get_sample_value("pc_rag_cache_read_tokens_total", labels) == 10
+    assert registry.get_sample_value("pc_rag_saved_seconds", labels) == pytest.approx(0.008)
+
+
+def test_limit_is_refused_when_below_one():
+    """A handler that keeps no run has nothing to report."""
+    with pytest.raises(ConfigError, match="max_runs is 0"):
+        CacheHitHandler(max_runs=0)
