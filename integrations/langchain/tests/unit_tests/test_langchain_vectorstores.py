@@ -38,6 +38,9 @@ class ScoringStore(InMemoryVectorStore):
     def compact(self):
         return "compacted"
 
+    def __len__(self):
+        return len(self.store)
+
 
 class PickyStore(InMemoryVectorStore):
     """A store that makes retrievers of its own."""
@@ -117,7 +120,8 @@ def test_only_some_ids_are_made_when_some_are_given(counted, store):
 async def test_filled_store_is_made_when_built_from_texts(counted, is_async):
     """``from_texts`` and ``from_documents`` take the corpus, and the store if not in memory."""
     made = PromptCacheVectorStore
-    options = {"corpus": counted.corpus, "namespace": "t/", "vectorstore": word_store()}
+    options = {"corpus": counted.corpus, "namespace": "t/"}
+    options["vectorstore"] = ScoringStore(WordEmbeddings())
     arguments = (list(TEXTS[:2]), WordEmbeddings(), [{"n": 1}, {"n": 2}])
     if is_async:
         store = await made.afrom_texts(*arguments, ids=["1", "2"], **options)
