@@ -103,7 +103,9 @@ class PromptCacheVectorStore(VectorStore):
                 f"{cls.__name__}.from_texts got no corpus; pass corpus=, a pc_rag.Corpus that "
                 f"keeps the documents' keys and values"
             )
-        vectorstore = options.pop("vectorstore", None) or InMemoryVectorStore(embedding)
+        vectorstore = options.pop("vectorstore", None)
+        if vectorstore is None:  # not "or": an empty store may be false
+            vectorstore = InMemoryVectorStore(embedding)
         return cls(vectorstore, corpus, namespace=options.pop("namespace", ""))
 
     def add_documents(self, documents: list[Document], **kwargs: Any) -> list[str]:

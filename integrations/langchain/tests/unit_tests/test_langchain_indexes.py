@@ -200,6 +200,7 @@ def test_nothing_is_taken_in_when_one_document_cannot_be(counted):
         documents.upsert([Document(page_content=CAT, id="1"), bad])
     assert documents.get(["1", "2"]) == []
     assert counted.stats.num_documents == 0
+    assert counted.num_encoded == 0
 
 
 def test_original_error_stays_when_going_back_fails_too(counted):

@@ -11,11 +11,12 @@ from langchain_core.outputs import ChatGeneration, ChatResult
 from langchain_core.prompts import PromptTemplate
 from langchain_core.runnables import RunnableLambda
 from langchain_core.tools import create_retriever_tool, tool
-from langchain_pc_rag import PromptCacheIndex, PromptCacheMiddleware, message_chunks
+from langchain_pc_rag import ChatPcRag, PromptCacheIndex, PromptCacheMiddleware, message_chunks
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.types import Command
 from pydantic import Field
 
+from pc_rag.corpus import chunk_id_of
 from pc_rag.model.conversation import ChatMessage
 from tests.support.corpora import CAT, DOG, SHORT, chunk_uses
 from tests.support.langchain_stores import (
@@ -118,6 +119,23 @@ async def test_documents_stand_in_the_system_message_when_a_user_asks(counted, f
     assert _hits(counted, model.prompts[0]) == [True, True]
     assert set(result) == {"messages"}
     assert [message.type for message in result["messages"]] == ["human", "ai"]
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+async def test_all_documents_are_hits_when_our_model_answers(counted, filled, is_async):
+    """The agent's request reads every retrieved document, also one too short to recognise."""
+    filled.upsert(texts_as_documents("A mat."))
+    found = [document.page_content for document in filled.invoke(QUESTION)]
+    assert "A mat." in found
+    model = ChatPcRag(corpus=counted.corpus, max_tokens=4)
+    agent = create_agent(model, middleware=[PromptCacheMiddleware(counted.corpus, filled)])
+    num_encoded = counted.num_encoded
+    result = await _ask(agent, QUESTION, is_async=is_async)
+    modules = result["messages"][-1].response_metadata["pc_rag"]["modules"]
+    hits = [module for module in modules if module["label"] != "(prefix)"]
+    assert [module["label"] for module in hits] == [chunk_id_of(text) for text in found]
+    assert all(module["hit_kind"] for module in hits)
+    assert counted.num_encoded == num_encoded
 
 
 @pytest.mark.parametrize("is_async", [False, True])
@@ -230,6 +248,14 @@ async def test_answer_passes_unchanged_when_no_document_stands_in_it(counted, an
     assert middleware.wrap_tool_call(None, lambda _: answer) is answer
     assert await middleware.awrap_tool_call(None, handle) is answer
     assert answer == before
+
+
+def test_tools_own_message_stays_as_it_is_when_its_chunks_are_named(counted):
+    """What the tool returned may be kept by others; a copy of it holds the blocks."""
+    own = ToolMessage(CAT, artifact=texts_as_documents(CAT), tool_call_id="1")
+    named = PromptCacheMiddleware(counted.corpus).wrap_tool_call(None, lambda _: own)
+    assert own.content == CAT
+    assert message_chunks(named) == (CAT, (CAT,))
 
 
 def test_extra_is_named_when_langchain_is_absent():
