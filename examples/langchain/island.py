@@ -12,22 +12,14 @@ from langchain_pc_rag import (
 )
 
 TEXTS = (
-    (
-        "The ferry to the island leaves the mainland every hour from April to October. In winter it "
-        "leaves at nine in the morning and at four in the afternoon, and not at all on Christmas Day."
-    ),
-    (
-        "A return ticket for the ferry costs four euros. Children under six travel for free, and dogs "
-        "need a ticket of one euro, which is sold on board."
-    ),
-    (
-        "The lighthouse at the north end of the island was built in 1871. It can be climbed on "
-        "Saturdays; the stairs have two hundred and eleven steps."
-    ),
-    (
-        "The island has one shop, which sells bread, cheese and candles. It is closed on Mondays and "
-        "whenever the baker goes fishing."
-    ),
+    """The ferry to the island leaves the mainland every hour from April to October. In winter it
+leaves at nine in the morning and at four in the afternoon, and not at all on Christmas Day.""",
+    """A return ticket for the ferry costs four euros. Children under six travel for free, and dogs
+need a ticket of one euro, which is sold on board.""",
+    """The lighthouse at the north end of the island was built in 1871. It can be climbed on
+Saturdays; the stairs have two hundred and eleven steps.""",
+    """The island has one shop, which sells bread, cheese and candles. It is closed on Mondays and
+whenever the baker goes fishing.""",
 )
 QUESTION = "How much is a return ticket for the ferry?"
 
