@@ -45,17 +45,19 @@ def describe_hits(metrics: RequestMetrics) -> str:
 
 
 def describe_usage(metrics: RequestMetrics) -> str:
-    """One line: tokens by where they came from, hit kinds, tiers, miss reasons, TTFT."""
+    """One line: tokens by where they came from, hits, tiers, miss reasons, TTFT, time saved."""
     tokens = f"{metrics.prompt_tokens:,} tokens: {metrics.num_cached_tokens:,} cached"
     if metrics.num_reused_tokens:
         tokens += f" ({metrics.num_reused_tokens:,} by the prefix cache)"
     if metrics.num_repaired_tokens:
         tokens += f", {metrics.num_repaired_tokens:,} repaired"
+    saved = metrics.saved_seconds
+    saving = "" if saved is None else f"; saved about {seconds_text(saved)}"
     return (
         f"{tokens}, {metrics.num_fresh_tokens:,} fresh; hits: {describe_hits(metrics)}; "
         f"tiers: {_counted(module.tier for module in metrics.modules)}; "
         f"misses: {_counted(module.miss_reason for module in metrics.modules)}; "
-        f"TTFT {seconds_text(metrics.ttft_seconds)}"
+        f"TTFT {seconds_text(metrics.ttft_seconds)}{saving}"
     )
 
 

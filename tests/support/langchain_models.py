@@ -17,7 +17,7 @@ from langchain_core.outputs import (
 )
 from langchain_core.retrievers import BaseRetriever
 
-from pc_rag.corpus.catalog import chunk_id_of
+from pc_rag.corpus import chunk_id_of
 from pc_rag.metrics import ModuleUse, RequestMetrics
 from pc_rag.types import FinishReason, HitKind, MissReason, Tier
 

@@ -9,7 +9,8 @@ from langchain_pc_rag.callbacks.run_report import (
     DocumentUse,
     RunReport,
 )
-from langchain_pc_rag.callbacks.ttft import RunTimes, TTFTHandler
+from langchain_pc_rag.callbacks.run_times import RunTimes
+from langchain_pc_rag.callbacks.ttft import TTFTHandler
 
 __all__ = [
     "CacheHitHandler",

@@ -19,7 +19,7 @@ from langchain_pc_rag.callbacks.responses import (
 )
 from langchain_pc_rag.callbacks.run_report import CallOutcome, RunRecord, RunReport
 from langchain_pc_rag.callbacks.run_tree import RunTree
-from pc_rag.corpus.catalog import chunk_id_of
+from pc_rag.corpus import chunk_id_of
 from pc_rag.errors import ConfigError, PromptCacheError
 from pc_rag.metrics import CacheStats, CacheStatsCollector, RequestMetrics, to_plain
 from pc_rag.metrics.text import stats_text

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import OrderedDict
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from langchain_core.callbacks import BaseCallbackHandler
@@ -23,6 +23,7 @@ from langchain_pc_rag.callbacks.responses import (
     num_output_tokens,
     ttft_seconds,
 )
+from langchain_pc_rag.callbacks.run_times import RunClock, RunTimes
 from langchain_pc_rag.callbacks.run_tree import RunTree
 from pc_rag.errors import ConfigError
 from pc_rag.metrics import Plain, to_plain
@@ -40,61 +41,12 @@ if TYPE_CHECKING:
 _MAX_OPEN_CALLS = 4096
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunTimes:
-    """One outermost run: a chain with retrieval and all its model calls, or a model alone.
-
-    Attributes:
-        run_id: LangChain's id of the run.
-        total_seconds: From its start to its end; ``None`` while it runs.
-        ttft_seconds: From its start to the first token of any of its models; ``None`` where none
-            was seen.
-        calls: Its model calls, in the order they ended.
-        num_replayed: Answers of LangChain's response cache, which are no calls.
-    """
-
-    run_id: str
-    total_seconds: float | None
-    ttft_seconds: float | None
-    calls: tuple[CallTimes, ...] = ()
-    num_replayed: int = 0
-
-    def to_dict(self) -> dict[str, Plain]:
-        """Every field and every derived number, as JSON can say them."""
-        return {
-            "run_id": self.run_id,
-            "total_seconds": self.total_seconds,
-            "ttft_seconds": self.ttft_seconds,
-            "calls": [call.to_dict() for call in self.calls],
-            "num_replayed": self.num_replayed,
-        }
-
-
-@dataclass(slots=True, eq=False)
-class _Run:
-    run_id: str
-    started: float
-    ended: float | None = None
-    first_token: float | None = None
-    calls: list[CallTimes] = field(default_factory=list)
-    num_replayed: int = 0
-
-    def freeze(self) -> RunTimes:
-        return RunTimes(
-            run_id=self.run_id,
-            total_seconds=None if self.ended is None else self.ended - self.started,
-            ttft_seconds=None if self.first_token is None else self.first_token - self.started,
-            calls=tuple(self.calls),
-            num_replayed=self.num_replayed,
-        )
-
-
 @dataclass(slots=True, eq=False)
 class _Call:
     model: str
     has_own_name: bool
     started: float
-    run: _Run
+    run: RunClock
     first_token: float | None = None
     last_token: float | None = None
     num_tokens: int = 0
@@ -148,10 +100,10 @@ class TTFTHandler(BaseCallbackHandler):
         self._stats = SpeedStats(max_samples=max_samples)
         self._num_replayed = 0
         self._calls: OrderedDict[UUID, _Call] = OrderedDict()
-        self._tree: RunTree[_Run] = RunTree(self._new_run, max_finished=max_runs)
+        self._tree: RunTree[RunClock] = RunTree(self._new_run, max_finished=max_runs)
 
-    def _new_run(self, run_id: UUID) -> _Run:
-        return _Run(str(run_id), self._read_clock())
+    def _new_run(self, run_id: UUID) -> RunClock:
+        return RunClock(str(run_id), self._read_clock())
 
     # -- what it tells -------------------------------------------------------------------------
 
@@ -194,7 +146,7 @@ class TTFTHandler(BaseCallbackHandler):
 
     # -- what it hears -------------------------------------------------------------------------
 
-    def _start(self, run_id: UUID, parent_run_id: UUID | None) -> _Run:
+    def _start(self, run_id: UUID, parent_run_id: UUID | None) -> RunClock:
         with self._lock:
             return self._tree.start(run_id, parent_run_id)
 

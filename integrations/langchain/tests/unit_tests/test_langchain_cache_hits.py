@@ -176,6 +176,17 @@ async def test_calls_are_one_run_when_an_agent_uses_a_tool(handler, way, is_retr
     assert handler._tree.num_open_runs == 0
 
 
+def test_best_use_of_a_document_stands_when_a_later_call_missed_it(handler):
+    """A document that one prompt of a run read is a hit, and both uses are counted."""
+    lost = metrics_of(use_of(OSLO, MissReason.IO))
+    first, second = (SpeakingChat(metrics=metrics) for metrics in (METRICS, lost))
+    chain = ListRetriever() | RunnableLambda(joined) | first | StrOutputParser() | second
+    chain.invoke("?", config(handler))
+    assert fates(handler.last_run)["Oslo"] == (DocumentOutcome.HIT, None)
+    assert handler.last_run.num_module_hits == 1
+    assert handler.last_run.module_misses[MissReason.IO] == 1
+
+
 def test_model_is_its_own_run_when_it_is_called_alone(handler):
     """No chain, no documents, and still a report."""
     SpeakingChat(metrics=METRICS).invoke("?", config(handler))

@@ -1,0 +1,66 @@
+"""What one outermost run took, with every model call in it."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pc_rag.metrics import Plain
+    from pc_rag.metrics.speed import CallTimes
+
+_MAX_CALLS = 1024
+"""Calls of one run that are kept: an agent may go on for ever."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunTimes:
+    """One outermost run: a chain with retrieval and all its model calls, or a model alone.
+
+    Attributes:
+        run_id: LangChain's id of the run.
+        total_seconds: From its start to its end; ``None`` while it runs.
+        ttft_seconds: From its start to the first token of any of its models; ``None`` where none
+            was seen.
+        calls: Its model calls, the latest of very many, in the order they ended.
+        num_replayed: Answers of LangChain's response cache, which are no calls.
+    """
+
+    run_id: str
+    total_seconds: float | None
+    ttft_seconds: float | None
+    calls: tuple[CallTimes, ...] = ()
+    num_replayed: int = 0
+
+    def to_dict(self) -> dict[str, Plain]:
+        """Every field and every derived number, as JSON can say them."""
+        return {
+            "run_id": self.run_id,
+            "total_seconds": self.total_seconds,
+            "ttft_seconds": self.ttft_seconds,
+            "calls": [call.to_dict() for call in self.calls],
+            "num_replayed": self.num_replayed,
+        }
+
+
+@dataclass(slots=True, eq=False)
+class RunClock:
+    """The running times of one outermost run. Not thread-safe: its handler locks."""
+
+    run_id: str
+    started: float
+    ended: float | None = None
+    first_token: float | None = None
+    calls: deque[CallTimes] = field(default_factory=lambda: deque(maxlen=_MAX_CALLS))
+    num_replayed: int = 0
+
+    def freeze(self) -> RunTimes:
+        """The times now, as plain values that no later callback changes."""
+        return RunTimes(
+            run_id=self.run_id,
+            total_seconds=None if self.ended is None else self.ended - self.started,
+            ttft_seconds=None if self.first_token is None else self.first_token - self.started,
+            calls=tuple(self.calls),
+            num_replayed=self.num_replayed,
+        )
