@@ -6,6 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 _OPEN_KEYS = ("additionalProperties", "patternProperties", "unevaluatedProperties")
+_NAMED_SCHEMAS = frozenset({"properties", "$defs", "definitions"})
+"""Keywords whose value maps names to schemas."""
+_SCHEMAS = frozenset({"items", "prefixItems", "anyOf", "oneOf", "additionalProperties"})
+"""Keywords whose value is a schema or a list of them."""
 _COMBINED = "allOf"
 
 
@@ -19,16 +23,19 @@ def closed_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
     Args:
         schema: Not modified.
     """
-    closed = {
-        key: value if key == _COMBINED else _closed_inside(value) for key, value in schema.items()
-    }
+    closed: dict[str, Any] = {}
+    for key, value in schema.items():
+        if key in _NAMED_SCHEMAS and isinstance(value, Mapping):
+            closed[key] = {name: _closed_inside(each) for name, each in value.items()}
+        else:
+            closed[key] = _closed_inside(value) if key in _SCHEMAS else value
     is_open = isinstance(schema.get("properties"), Mapping) and _COMBINED not in schema
     if is_open and not any(key in schema for key in _OPEN_KEYS):
         closed["additionalProperties"] = False
     return closed
 
 
-def _closed_inside(value: Any) -> Any:  # noqa: ANN401 - any part of a schema
+def _closed_inside(value: Any) -> Any:  # noqa: ANN401 - a schema, a list of them, or a boolean
     if isinstance(value, Mapping):
         return closed_schema(value)
     if isinstance(value, list):
