@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from pc_rag.metrics import CacheStats, RequestMetrics
     from pc_rag.model.conversation import ChatMessage, Conversation, ToolCall, ToolSpec
     from pc_rag.model.grammar import Grammar
+    from pc_rag.model.loading import load_model, wrap_model
     from pc_rag.model.sampling import GenerationConfig
     from pc_rag.pml import parse_prompt, parse_schema
     from pc_rag.types import HitKind, MissReason, Role
@@ -43,9 +44,11 @@ __all__ = [
     "Role",
     "ToolCall",
     "ToolSpec",
+    "load_model",
     "parse_prompt",
     "parse_schema",
     "read_paths",
+    "wrap_model",
 ]
 
 _HOMES = {
@@ -69,9 +72,11 @@ _HOMES = {
     "Role": "pc_rag.types",
     "ToolCall": "pc_rag.model.conversation",
     "ToolSpec": "pc_rag.model.conversation",
+    "load_model": "pc_rag.model.loading",
     "parse_prompt": "pc_rag.pml",
     "parse_schema": "pc_rag.pml",
     "read_paths": "pc_rag.corpus",
+    "wrap_model": "pc_rag.model.loading",
 }
 
 

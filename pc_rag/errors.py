@@ -36,6 +36,10 @@ class Problem:
         return f"{place}: {self.message}"
 
 
+_NO_SOURCE = "<string>"
+"""Of a document that was given as text."""
+
+
 class _DocumentError(PromptCacheError):
     """All problems of one document at once.
 
@@ -44,7 +48,7 @@ class _DocumentError(PromptCacheError):
         source: File name or other name of the document, for the message.
     """
 
-    def __init__(self, problems: tuple[Problem, ...] | str, source: str = "<string>") -> None:
+    def __init__(self, problems: tuple[Problem, ...] | str, source: str = _NO_SOURCE) -> None:
         if isinstance(problems, str):
             problems = (Problem(0, 0, problems),)
         self.problems = tuple(problems)
@@ -52,7 +56,12 @@ class _DocumentError(PromptCacheError):
         super().__init__(self.problems, source)
 
     def __str__(self) -> str:
-        return "\n".join(f"{self.source}: {problem}" for problem in self.problems)
+        return "\n".join(map(self._located, self.problems))
+
+    def _located(self, problem: Problem) -> str:
+        if self.source == _NO_SOURCE and not problem.line:
+            return problem.message
+        return f"{self.source}: {problem}"
 
 
 class PMLError(_DocumentError):
@@ -127,6 +136,10 @@ class StoreIOError(StoreError):
 
 class GenerationError(PromptCacheError):
     """Generation cannot start or go on."""
+
+
+class GenerationTimeoutError(GenerationError, TimeoutError):
+    """Generation took longer than its caller allowed."""
 
 
 class ConfigError(PromptCacheError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
@@ -14,7 +15,7 @@ from pc_rag.model.tool_format import tool_call_schema
 from pc_rag.serving.schemas import closed_schema
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
     from pc_rag.model.conversation import TextPrompt, ToolSpec
     from pc_rag.model.tool_format import ToolFormat
@@ -49,8 +50,9 @@ class Call:
     Attributes:
         prompt: Plain text, or a conversation, with tools perhaps.
         config: How to choose tokens and when to stop.
-        tool_choice: A choice, or the name of the tool that must be called. A call that must be made
-            is held to the tools' JSON schemas while it is generated.
+        tool_choice: Whether a tool may, must or must not be called. A call that must be made is
+            held to the tools' JSON schemas while it is generated.
+        tool_name: The tool that must be called, under ``ToolChoice.ANY``; ``None`` for any of them.
         max_tool_calls: Further calls in a reply are reported as invalid; ``None`` for no limit.
         template: Label of the prompt's template in metrics.
         reuse: ``False`` computes every token of the same prompt; ``None`` as configured.
@@ -59,12 +61,13 @@ class Call:
             reply says that its hits came from behind another.
 
     Raises:
-        ConfigError: A time that is not positive.
+        ConfigError: A time that is not a positive number.
     """
 
     prompt: TextPrompt
     config: GenerationConfig = field(default_factory=GenerationConfig)
-    tool_choice: ToolChoice | str = ToolChoice.AUTO
+    tool_choice: ToolChoice = ToolChoice.AUTO
+    tool_name: str | None = None
     max_tool_calls: int | None = None
     template: str | None = None
     reuse: bool | None = None
@@ -73,19 +76,22 @@ class Call:
 
     def __post_init__(self) -> None:
         timeout = self.timeout_seconds
-        if timeout is not None and not timeout > 0:
-            raise ConfigError(f"timeout is {timeout!r} s; give more than 0, or None for no limit")
+        is_time = isinstance(timeout, (int, float)) and timeout > 0
+        if timeout is not None and not is_time:
+            raise ConfigError(
+                f"timeout is {timeout!r}; give a number of seconds above 0, or None for no limit"
+            )
 
     @property
     def tools(self) -> tuple[ToolSpec, ...]:
         """The tools that the model may call in this call."""
-        if not isinstance(self.prompt, Conversation) or self.tool_choice == ToolChoice.NONE:
+        if not isinstance(self.prompt, Conversation) or self.tool_choice is ToolChoice.NONE:
             return ()
         return self.prompt.tools
 
     def shown_prompt(self) -> TextPrompt:
         """The prompt as the model sees it: without tools where none may be called."""
-        if isinstance(self.prompt, Conversation) and self.tool_choice == ToolChoice.NONE:
+        if isinstance(self.prompt, Conversation) and self.tool_choice is ToolChoice.NONE:
             return replace(self.prompt, tools=())
         return self.prompt
 
@@ -98,14 +104,14 @@ class Call:
         Raises:
             ConfigError: A call must be made, and there is no such tool, or another grammar.
         """
-        if self.tool_choice in {ToolChoice.AUTO, ToolChoice.NONE}:
+        if self.tool_choice is not ToolChoice.ANY:
             return self.config
-        wanted = None if self.tool_choice == ToolChoice.ANY else self.tool_choice
         names = [tool.name for tool in self.tools]
-        if not names or (wanted is not None and wanted not in names):
+        if not names or (self.tool_name is not None and self.tool_name not in names):
             raise ConfigError(
-                f"tool_choice {str(self.tool_choice)!r} asks for a call, but the tools given are "
-                f"{', '.join(map(repr, names)) or 'none'}; give that tool, or another tool_choice"
+                f"tool_choice asks for a call of {self.tool_name or 'any tool'!r}, but the tools "
+                f"given are {', '.join(map(repr, names)) or 'none'}; give that tool, or another "
+                "tool_choice"
             )
         if self.config.grammar is not None:
             raise ConfigError(
@@ -114,13 +120,15 @@ class Call:
             )
         if tool_format is None:
             return self.config  # rendering the prompt says why
-        prefix, schema, suffix = tool_call_schema(tool_format, self.tools, wanted)
+        prefix, schema, suffix = tool_call_schema(tool_format, self.tools, self.tool_name)
         return replace(
             self.config, grammar=Grammar.json(closed_schema(schema), prefix=prefix, suffix=suffix)
         )
 
 
-def generation_config(*settings: Mapping[str, Any]) -> GenerationConfig:
+def generation_config(
+    *settings: Mapping[str, Any], others: Collection[str] = ()
+) -> GenerationConfig:
     """The settings of a generation by the names that frameworks use; later ones win.
 
     ``None`` means "not given". Known are ``max_tokens`` (``max_new_tokens``,
@@ -128,6 +136,10 @@ def generation_config(*settings: Mapping[str, Any]) -> GenerationConfig:
     ``repetition_penalty``, ``seed``, ``stop`` (``stop_sequences``: a string or several) and
     ``response_format`` (``{"type": "text"}``, ``{"type": "json_object"}``, or ``{"type":
     "json_schema", "json_schema": {"schema": ...}}``).
+
+    Args:
+        settings: Names and values.
+        others: What else a call may be given, for the message about an unknown name.
 
     Raises:
         ConfigError: An unknown name, or a value out of range.
@@ -144,12 +156,19 @@ def generation_config(*settings: Mapping[str, Any]) -> GenerationConfig:
             else:
                 raise ConfigError(
                     f"{name}={value!r} is not a setting of a generation; known are "
-                    f"{', '.join(sorted({*_NAMES, 'response_format'}))}"
+                    f"{', '.join(sorted({*_NAMES, 'response_format', *others}))}"
                 )
-    stop = values.get("stop")
-    if stop is not None:
-        values["stop"] = (stop,) if isinstance(stop, str) else tuple(stop)
+    if "stop" in values:
+        values["stop"] = _stop_strings(values["stop"])
     return GenerationConfig(**values)
+
+
+def _stop_strings(stop: Any) -> tuple[str, ...]:  # noqa: ANN401 - a user gave it
+    if isinstance(stop, str):
+        return (stop,)
+    if isinstance(stop, Iterable):
+        return tuple(stop)
+    raise ConfigError(f"stop is {stop!r}; give a string, or several in a list")
 
 
 def _response_grammar(response_format: Any) -> Grammar | None:  # noqa: ANN401 - a user gave it

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
-from weakref import WeakValueDictionary
+from weakref import WeakSet, WeakValueDictionary
 
 from pc_rag.config import EngineConfig
 from pc_rag.corpus import Corpus
 from pc_rag.engine import PromptCache
-from pc_rag.errors import ConfigError
+from pc_rag.errors import ConfigError, PromptCacheError
 from pc_rag.model.builtin import DEFAULT_MODEL
 from pc_rag.model.loading import load_model, load_tokenizer
 from pc_rag.model.tool_parser import ToolCallParser
@@ -19,8 +20,6 @@ from pc_rag.serving.reply import ReplyStream, new_call_id
 from pc_rag.types import MissReason
 
 if TYPE_CHECKING:
-    from concurrent.futures import Future
-
     from pc_rag.model.tokenizer import TextTokenizer
     from pc_rag.serving.call import Call
     from pc_rag.serving.reply import Reply
@@ -50,15 +49,33 @@ class HostSettings:
     config: EngineConfig = field(default_factory=EngineConfig)
 
 
+class Hold:
+    """One owner's claim on a host: what a host opened is closed when its last hold is released.
+
+    A hold that nobody refers to any more counts as released, but closes nothing: memory and files
+    are given back by Python.
+
+    Attributes:
+        host: The host.
+    """
+
+    def __init__(self, host: Host) -> None:
+        self.host = host
+
+    def release(self) -> None:
+        """Give the claim up. Idempotent."""
+        self.host.release(self)
+
+
 class Host:
     """A model with a corpus, opened at the first use. Thread-safe; a failed opening is tried again.
 
     The corpus recognises chunks and retrieves nothing: frameworks bring vector stores. Get one by
-    ``open_host``.
+    ``open_host``, and a ``hold`` on it while you use it.
 
     Args:
         settings: What to open, and what siblings are opened with.
-        engine: An engine that is open already. Lent: closing the host leaves it open.
+        engine: An engine that is open already. Lent: it is never closed here.
         corpus: A corpus that is open already. Lent likewise.
     """
 
@@ -73,10 +90,36 @@ class Host:
         self._lock = threading.Lock()
         self._lent_corpus, self._lent_engine = corpus, engine
         self._corpus = corpus
-        self._engine = engine
+        self._holds: WeakSet[Hold] = WeakSet()
         self._tokenizer: TextTokenizer | None = None
-        self._siblings: dict[str, Host] = {}
+        self._siblings: dict[str, Hold] = {}
         self._learning: Future[int] | None = None
+
+    def hold(self) -> Hold:
+        """Claim the host: it stays open until this and all other holds are released."""
+        hold = Hold(self)
+        with self._lock:
+            self._holds.add(hold)
+        return hold
+
+    def release(self, hold: Hold) -> None:
+        """Take a claim back, and close what was opened if it was the last; see ``Hold``."""
+        with self._lock:
+            if hold not in self._holds:
+                return
+            self._holds.discard(hold)
+            if self._holds:
+                return
+            siblings, self._siblings = list(self._siblings.values()), {}
+            corpus, self._corpus = self._corpus, self._lent_corpus
+            with _registry_lock:
+                _open_corpora.pop(self.settings, None)
+        for sibling in siblings:
+            sibling.release()
+        if corpus is not None and corpus is not self._lent_corpus:
+            corpus.close()
+            if corpus.engine is not self._lent_engine:
+                corpus.engine.close()
 
     @property
     def is_open(self) -> bool:
@@ -145,6 +188,7 @@ class Host:
             parser = ToolCallParser(tool_format, tools, make_id=new_call_id)
         return ReplyStream(
             stream,
+            model_name=self.model_name,
             parser=parser,
             max_tool_calls=call.max_tool_calls,
             timeout_seconds=call.timeout_seconds,
@@ -168,47 +212,48 @@ class Host:
             )
         with self._lock:
             if model not in self._siblings:
-                self._siblings[model] = open_host(replace(self.settings, model=model))
-            return self._siblings[model]
-
-    def close(self) -> None:
-        """Close what this host has opened, siblings included. Idempotent; a later use reopens."""
-        with self._lock:
-            siblings, self._siblings = list(self._siblings.values()), {}
-            corpus, self._corpus = self._corpus, self._lent_corpus
-            engine, self._engine = self._engine, self._lent_engine
-        for sibling in siblings:
-            sibling.close()
-        if corpus is not None and corpus is not self._lent_corpus:
-            corpus.close()
-        if engine is not None and engine is not self._lent_engine:
-            engine.close()
+                self._siblings[model] = open_host(replace(self.settings, model=model)).hold()
+            return self._siblings[model].host
 
     def _open(self) -> Corpus:
         """Open what was not lent. The lock is held."""
         settings = self.settings
         root = None if settings.store is None else Path(settings.store).expanduser()
-        if self._engine is None:
+        if self._lent_engine is not None:
+            return Corpus(self._lent_engine, has_retrieval=False)
+        with _registry_lock:
+            # That of a host which is gone, but whose corpus somebody still uses.
+            corpus = _open_corpora.get(settings)
+        if corpus is None:
             loaded = load_model(
                 settings.model,
                 dtype=settings.dtype,
                 device=settings.device,
                 chat_template=settings.chat_template,
             )
-            self._engine = PromptCache.from_pretrained(
+            engine = PromptCache.from_pretrained(
                 loaded, store=None if root is None else root / _ENTRIES, config=settings.config
             )
-        return Corpus(self._engine, root, has_retrieval=False)
+            corpus = Corpus(engine, root, has_retrieval=False)
+            with _registry_lock:
+                _open_corpora[settings] = corpus
+        return corpus
 
     def _learn_from(self, call: Call, reply: Reply) -> None:
         uses = reply.completion.metrics.modules
         if any(use.miss_reason is MissReason.OTHER_PREFIX for use in uses):
-            begun = self.corpus.learn_prefix(call.shown_prompt())
-            self._learning = begun or self._learning
+            try:
+                self._learning = self.corpus.learn_prefix(call.shown_prompt()) or self._learning
+            except (PromptCacheError, OSError) as error:  # the answer is there all the same
+                failed: Future[int] = Future()
+                failed.set_exception(error)
+                self._learning = failed
 
 
 _hosts: WeakValueDictionary[HostSettings, Host] = WeakValueDictionary()
-_hosts_lock = threading.Lock()
+_open_corpora: WeakValueDictionary[HostSettings, Corpus] = WeakValueDictionary()
+"""What hosts have opened; a corpus may be used longer than the host that opened it."""
+_registry_lock = threading.Lock()
 
 
 def open_host(settings: HostSettings | PromptCache | Corpus) -> Host:
@@ -221,7 +266,7 @@ def open_host(settings: HostSettings | PromptCache | Corpus) -> Host:
         return Host(_settings_of(settings.engine), corpus=settings)
     if isinstance(settings, PromptCache):
         return Host(_settings_of(settings), engine=settings)
-    with _hosts_lock:
+    with _registry_lock:
         host = _hosts.get(settings)
         if host is None:
             host = _hosts[settings] = Host(settings)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 import uuid
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Self
 
-from pc_rag.errors import GenerationError
+from pc_rag.errors import GenerationTimeoutError
 from pc_rag.model.tool_parser import InvalidToolCall, ToolCallParser
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ class Reply:
 
     Attributes:
         text: What the model said besides calling tools.
+        model_name: What the model is called.
         tool_calls: The calls, as the tools' schemas want them.
         invalid_tool_calls: What looked like a call and is none.
         completion: The whole answer, and what it cost.
@@ -31,6 +32,7 @@ class Reply:
 
     text: str
     completion: Completion
+    model_name: str
     tool_calls: tuple[ToolCall, ...] = ()
     invalid_tool_calls: tuple[InvalidToolCall, ...] = ()
 
@@ -48,6 +50,7 @@ class ReplyStream:
 
     Args:
         stream: The answer.
+        model_name: What the model is called.
         parser: Takes calls of tools out of the text; ``None`` where no tool may be called.
         max_tool_calls: Further calls are reported as invalid.
         timeout_seconds: ``next`` fails once this time has passed since the call.
@@ -58,12 +61,14 @@ class ReplyStream:
         self,
         stream: CompletionStream,
         *,
+        model_name: str,
         parser: ToolCallParser | None = None,
         max_tool_calls: int | None = None,
         timeout_seconds: float | None = None,
         on_end: Callable[[Reply], None] | None = None,
     ) -> None:
         self._stream = stream
+        self._model_name = model_name
         self._parser = parser
         self._max_tool_calls = max_tool_calls
         self._timeout_seconds = timeout_seconds
@@ -91,6 +96,13 @@ class ReplyStream:
         """Stop; see ``CompletionStream.close``."""
         self._stream.close()
 
+    def run(self) -> Reply:
+        """Go on to the end, and close."""
+        with self:
+            for _ in self:
+                pass
+        return self.reply
+
     @property
     def reply(self) -> Reply:
         """The reply, once the stream has ended or was closed.
@@ -99,14 +111,14 @@ class ReplyStream:
             GenerationError: It has neither ended nor been closed, or it failed.
         """
         if self._reply is None:
-            return Reply(text="".join(self._text), completion=self._stream.completion)
+            return self._reply_so_far(self._stream.completion)
         return self._reply
 
     def _check_deadline(self) -> None:
         if self._deadline is not None and time.monotonic() > self._deadline:
             self._has_ended = True
             self.close()
-            raise GenerationError(
+            raise GenerationTimeoutError(
                 f"the call took longer than its timeout of {self._timeout_seconds} s and was "
                 "stopped; allow more time, fewer tokens (max_tokens) or fewer chunks"
             )
@@ -128,7 +140,7 @@ class ReplyStream:
         """Text that was held back, and the reply with it."""
         completion = self._stream.completion
         if self._parser is None:
-            return "", Reply(text="".join(self._text), completion=completion)
+            return "", self._reply_so_far(completion)
         parsed = self._parser.finish()
         self._text.append(parsed.text)
         limit = self._max_tool_calls
@@ -141,13 +153,15 @@ class ReplyStream:
             )
             for call in surplus
         )
-        reply = Reply(
-            text="".join(self._text),
-            completion=completion,
+        reply = replace(
+            self._reply_so_far(completion),
             tool_calls=calls,
             invalid_tool_calls=parsed.invalid + refused,
         )
         return parsed.text, reply
+
+    def _reply_so_far(self, completion: Completion) -> Reply:
+        return Reply(text="".join(self._text), completion=completion, model_name=self._model_name)
 
     def __enter__(self) -> Self:
         return self
@@ -164,11 +178,3 @@ class ReplyStream:
 def new_call_id() -> str:
     """An id for a tool call: unlike any other."""
     return f"call_{uuid.uuid4().hex[:24]}"
-
-
-def exhausted(stream: ReplyStream) -> Reply:
-    """Run a reply to its end."""
-    with stream:
-        for _ in stream:
-            pass
-    return stream.reply

@@ -8,7 +8,7 @@ from pc_rag.errors import ConfigError
 from pc_rag.model.conversation import ChatMessage, Conversation, ToolSpec
 from pc_rag.model.grammar import Grammar
 from pc_rag.model.sampling import GenerationConfig
-from pc_rag.serving import Call, generation_config
+from pc_rag.serving import Call, ToolChoice, generation_config
 from pc_rag.types import Role
 
 TOOL = ToolSpec("clock", parameters={"type": "object", "properties": {"zone": {"type": "string"}}})
@@ -33,6 +33,12 @@ def test_later_settings_win_when_both_say_something():
 def test_stop_is_one_string_or_several_when_it_is_given(stop):
     """Never a string taken for its letters."""
     assert generation_config({"stop": stop}).stop == ("a",)
+
+
+def test_stop_is_refused_when_it_is_no_text():
+    """By what was given."""
+    with pytest.raises(ConfigError, match="stop is 5"):
+        generation_config({"stop": 5})
 
 
 def test_setting_is_refused_when_it_is_unknown():
@@ -73,7 +79,7 @@ def test_format_is_refused_when_it_says_nothing(given):
         generation_config({"response_format": given})
 
 
-@pytest.mark.parametrize("timeout", [0, -1.0])
+@pytest.mark.parametrize("timeout", [0, -1.0, "3"])
 def test_time_is_refused_when_it_is_not_positive(timeout):
     """No call could succeed."""
     with pytest.raises(ConfigError, match="timeout"):
@@ -82,17 +88,28 @@ def test_time_is_refused_when_it_is_not_positive(timeout):
 
 def test_tools_are_hidden_when_none_may_be_called():
     """The model neither sees nor calls them; the given conversation stays as it is."""
-    call = Call(prompt=ASKED, tool_choice="none")
+    call = Call(prompt=ASKED, tool_choice=ToolChoice.NONE)
     assert call.tools == ()
     assert call.shown_prompt() == Conversation(ASKED.messages)
     assert Call(prompt=ASKED).shown_prompt() is ASKED
     assert Call(prompt="Hi").tools == ()
 
 
+@pytest.mark.parametrize("tools", [(), (TOOL,)])
+def test_forced_call_is_refused_when_there_is_no_such_tool(tools):
+    """The message names both."""
+    asked = Conversation(ASKED.messages, tools)
+    call = Call(prompt=asked, tool_choice=ToolChoice.ANY, tool_name="none")
+    with pytest.raises(ConfigError, match="a call of 'none', but the tools given are"):
+        call.held_config(None)
+
+
 def test_forced_call_is_refused_when_another_grammar_is_given():
     """A reply cannot fit both."""
     call = Call(
-        prompt=ASKED, tool_choice="any", config=GenerationConfig(grammar=Grammar.choice(["a"]))
+        prompt=ASKED,
+        tool_choice=ToolChoice.ANY,
+        config=GenerationConfig(grammar=Grammar.choice(["a"])),
     )
     with pytest.raises(ConfigError, match="another grammar"):
         call.held_config(None)

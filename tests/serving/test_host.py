@@ -9,7 +9,13 @@ import weakref
 import pytest
 
 from pc_rag.config import EngineConfig
-from pc_rag.errors import ConfigError, GenerationError, ModelError
+from pc_rag.errors import (
+    ConfigError,
+    GenerationError,
+    GenerationTimeoutError,
+    ModelError,
+    StoreError,
+)
 from pc_rag.model.conversation import ChatMessage
 from pc_rag.model.sampling import GenerationConfig
 from pc_rag.serving import Call, Host, HostSettings, open_host
@@ -71,7 +77,7 @@ def test_model_is_loaded_once_when_threads_ask_at_the_same_time(folder):
     for thread in threads:
         thread.join()
     assert len(set(map(id, found))) == 1
-    host.close()
+    host.hold().release()
 
 
 def test_opening_is_tried_again_when_it_failed(tmp_path):
@@ -82,27 +88,57 @@ def test_opening_is_tried_again_when_it_failed(tmp_path):
             _ = host.corpus
     save_tiny_model(tmp_path / "tiny")
     assert host.model_name == host.engine.loaded.name
-    host.close()
+    host.hold().release()
 
 
 def test_host_opens_again_when_it_was_closed(folder, tmp_path):
     """What the store holds is there again."""
     host = open_host(HostSettings(model=str(folder), store=str(tmp_path)))
+    hold = host.hold()
     host.corpus.add([CAT])
     first = run(host, call(CAT))
-    host.close()
+    hold.release()
+    hold.release()
     assert not host.is_open
     again = run(host, call(CAT))
     assert [use.hit_kind for use in chunk_uses(again)] == ["composed"]
     assert first.text == again.text
-    host.close()
-    host.close()
+    host.hold().release()
+
+
+def test_host_stays_open_when_another_holds_it(folder):
+    """Each releases its own hold; the last one closes, and one that is gone counts no more."""
+    host = open_host(HostSettings(model=str(folder)))
+    first, second, dropped = host.hold(), host.hold(), host.hold()
+    corpus = host.corpus
+    first.release()
+    first.release()
+    assert host.is_open
+    assert corpus.stats()
+    del dropped
+    second.release()
+    assert not host.is_open
+    with pytest.raises(StoreError):
+        corpus.stats()
+
+
+def test_corpus_is_found_again_when_its_host_is_gone(folder):
+    """A vector store may hold the corpus longer than anybody holds the model object."""
+    settings = HostSettings(model=str(folder))
+    corpus = open_host(settings).corpus
+    gc.collect()
+    host = open_host(settings)
+    assert host.corpus is corpus
+    host.hold().release()
+    again = open_host(settings)
+    assert again.corpus is not corpus
+    again.hold().release()
 
 
 def test_lent_corpus_stays_open_when_the_host_is_closed(corpus):
     """It is its owner's."""
     host = open_host(corpus)
-    host.close()
+    host.hold().release()
     assert host.corpus is corpus
     assert run(host, call(CAT)).text
 
@@ -119,8 +155,22 @@ def test_sibling_shares_the_store_when_another_model_is_asked_for(folder, tmp_pa
     assert use.miss_reason is not None
     (again,) = chunk_uses(run(sibling, call(CAT)))
     assert again.hit_kind == "composed"
-    host.close()
+    host.hold().release()
     assert not sibling.is_open
+
+
+def test_sibling_stays_open_when_its_own_owner_holds_it(folder, tmp_path):
+    """Whoever asked for it by another model's host does not own it alone."""
+    other = save_tiny_model(tmp_path / "other", seed=1)
+    own = open_host(HostSettings(model=str(other)))
+    hold = own.hold()
+    host = open_host(HostSettings(model=str(folder)))
+    assert host.sibling(str(other)) is own
+    assert own.corpus
+    host.hold().release()
+    assert own.is_open
+    hold.release()
+    assert not own.is_open
 
 
 def test_sibling_is_refused_when_the_corpus_was_lent(corpus):
@@ -140,6 +190,20 @@ def test_prefix_is_learned_once_when_calls_allow_it(corpus):
     reply = run(host, call(CAT, DOG, learn_prefix=True))
     assert [use.miss_reason for use in chunk_uses(reply)] == [None, None]
     assert host.learning is learned
+
+
+def test_answer_is_given_when_learning_fails(corpus, monkeypatch):
+    """It was generated all the same; the failure is told where learning is asked after."""
+
+    def fail(_prompt):
+        message = "the medium failed"
+        raise OSError(message)
+
+    monkeypatch.setattr(corpus, "learn_prefix", fail)
+    host = open_host(corpus)
+    assert run(host, call(CAT, learn_prefix=True)).text
+    with pytest.raises(OSError, match="the medium failed"):
+        host.learning.result()
 
 
 def test_nothing_is_learned_when_a_stream_was_left(corpus):
@@ -188,6 +252,15 @@ def test_miss_is_told_when_reuse_is_off(corpus):
     assert [use.miss_reason for use in chunk_uses(reply)] == [MissReason.REUSE_OFF]
 
 
+def test_call_ends_when_its_time_is_over(corpus):
+    """With an error that is a ``TimeoutError`` too; and it stays ended."""
+    stream = open_host(corpus).stream(call(CAT, timeout_seconds=1e-9))
+    with pytest.raises(GenerationTimeoutError, match="timeout of 1e-09 s") as caught:
+        next(stream)
+    assert isinstance(caught.value, TimeoutError)
+    assert list(stream) == []
+
+
 def test_template_is_the_calls_when_it_names_one(corpus):
     """Metrics are told apart by it."""
     assert run(open_host(corpus), call(CAT, template="x")).completion.metrics.template == "x"
@@ -197,6 +270,6 @@ def test_folder_is_the_command_lines_when_a_store_is_opened(folder, tmp_path):
     """Catalog and entries lie where ``pc-rag --store`` looks for them."""
     host = open_host(HostSettings(model=str(folder), store=str(tmp_path)))
     host.corpus.add([CAT])
-    host.close()
+    host.hold().release()
     assert (tmp_path / "catalog.sqlite").is_file()
     assert any((tmp_path / "kv").rglob("*.safetensors"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
@@ -18,25 +17,24 @@ from langchain_pc_rag.messages import (
     to_ai_message,
     to_conversation,
 )
-from langchain_pc_rag.settings import PcRagSettings, pulled
+from langchain_pc_rag.settings import PcRagSettings, tool_choice_of
 from langchain_pc_rag.structured import bind_structured
-from pc_rag.errors import ConfigError
-from pc_rag.serving import ToolChoice
+from pc_rag.serving import begun, texts
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+    from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 
     from langchain_core.callbacks import (
         AsyncCallbackManagerForLLMRun,
         CallbackManagerForLLMRun,
     )
-    from langchain_core.language_models.base import LangSmithParams
+    from langchain_core.language_models.model_profile import ModelProfile
     from langchain_core.messages import AIMessage, BaseMessage
     from langchain_core.runnables import Runnable
     from langchain_core.tools import BaseTool
     from pydantic import BaseModel
 
-    from pc_rag.serving import Host, Reply, ReplyStream
+    from pc_rag.serving import Reply, ReplyStream
 
 
 class ChatPcRag(PcRagSettings, BaseChatModel):
@@ -68,19 +66,6 @@ class ChatPcRag(PcRagSettings, BaseChatModel):
 
     model_config = ConfigDict(arbitrary_types_allowed=True, extra="forbid")
 
-    @property
-    def _llm_type(self) -> str:
-        return "pc-rag"
-
-    @property
-    def _identifying_params(self) -> Mapping[str, Any]:
-        return self._identity()
-
-    def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:
-        params = super()._get_ls_params(stop=stop or self.stop, **kwargs)
-        params["ls_provider"] = "pc-rag"
-        return params
-
     def _generate(
         self,
         messages: list[BaseMessage],
@@ -88,11 +73,7 @@ class ChatPcRag(PcRagSettings, BaseChatModel):
         run_manager: CallbackManagerForLLMRun | None = None,  # noqa: ARG002 - core calls back
         **kwargs: Any,
     ) -> ChatResult:
-        host, stream = self._begin(messages, stop, kwargs)
-        with stream:
-            for _ in stream:
-                pass
-        return _result(host, stream.reply)
+        return _result(self._begin(messages, stop, kwargs).run())
 
     async def _agenerate(
         self,
@@ -101,10 +82,11 @@ class ChatPcRag(PcRagSettings, BaseChatModel):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,  # noqa: ARG002
         **kwargs: Any,
     ) -> ChatResult:
-        host, stream = await self._abegin(messages, stop, kwargs)
-        async for _ in pulled(stream):
-            pass
-        return _result(host, stream.reply)
+        stream = await begun(lambda: self._begin(messages, stop, kwargs))
+        async with aclosing(texts(stream)) as pieces:
+            async for _ in pieces:
+                pass
+        return _result(stream.reply)
 
     def _stream(
         self,
@@ -113,14 +95,13 @@ class ChatPcRag(PcRagSettings, BaseChatModel):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> Iterator[ChatGenerationChunk]:
-        host, stream = self._begin(messages, stop, kwargs)
-        with stream:
+        with self._begin(messages, stop, kwargs) as stream:
             for text in stream:
                 chunk = ChatGenerationChunk(message=AIMessageChunk(content=text))
                 if run_manager:
                     run_manager.on_llm_new_token(text, chunk=chunk)
                 yield chunk
-        yield _last(host, stream.reply)
+        yield _last(stream.reply)
 
     async def _astream(
         self,
@@ -129,27 +110,21 @@ class ChatPcRag(PcRagSettings, BaseChatModel):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> AsyncIterator[ChatGenerationChunk]:
-        host, stream = await self._abegin(messages, stop, kwargs)
-        async with aclosing(pulled(stream)) as texts:
-            async for text in texts:
+        stream = await begun(lambda: self._begin(messages, stop, kwargs))
+        async with aclosing(texts(stream)) as pieces:
+            async for text in pieces:
                 chunk = ChatGenerationChunk(message=AIMessageChunk(content=text))
                 if run_manager:
                     await run_manager.on_llm_new_token(text, chunk=chunk)
                 yield chunk
-        yield _last(host, stream.reply)
+        yield _last(stream.reply)
 
     def _begin(
         self, messages: list[BaseMessage], stop: list[str] | None, kwargs: dict[str, Any]
-    ) -> tuple[Host, ReplyStream]:
+    ) -> ReplyStream:
         rest = dict(kwargs)
         conversation = to_conversation(messages, rest.pop("tools", None))
         return self._stream_call(conversation, stop, rest)
-
-    async def _abegin(
-        self, messages: list[BaseMessage], stop: list[str] | None, kwargs: dict[str, Any]
-    ) -> tuple[Host, ReplyStream]:
-        """In a thread: the first call loads the model, and planning tokenises."""
-        return await asyncio.to_thread(self._begin, messages, stop, kwargs)
 
     def bind_tools(
         self,
@@ -170,13 +145,17 @@ class ChatPcRag(PcRagSettings, BaseChatModel):
         Raises:
             ConfigError: An unknown ``tool_choice``.
         """
+        tool_choice_of(tool_choice)
         bound = {"tools": [convert_to_openai_tool(tool) for tool in tools], **kwargs}
-        choice = _tool_choice(tool_choice)
-        return self.bind(**bound) if choice is None else self.bind(**bound, tool_choice=choice)
+        return (
+            self.bind(**bound)
+            if tool_choice is None
+            else self.bind(**bound, tool_choice=tool_choice)
+        )
 
     def with_structured_output(
         self,
-        schema: dict[str, Any] | type,
+        schema: dict[str, Any] | type | None = None,
         *,
         include_raw: bool = False,
         method: str = "json_schema",
@@ -186,7 +165,9 @@ class ChatPcRag(PcRagSettings, BaseChatModel):
         """Answers that fit a schema, because they are held to it while they are generated.
 
         Args:
-            schema: A Pydantic class, a TypedDict, a JSON schema, or OpenAI's tool form.
+            schema: A Pydantic class, a TypedDict, a JSON schema, OpenAI's tool form, or any type
+                that Pydantic knows, such as an enum or ``list[int]``; ``None`` under
+                ``"json_mode"`` for any JSON object.
             include_raw: Give ``raw``, ``parsed`` and ``parsing_error`` instead.
             method: ``"json_schema"``, which works with every model; ``"function_calling"``, a tool
                 that must be called; or ``"json_mode"``, the same as ``"json_schema"``: an answer
@@ -195,49 +176,39 @@ class ChatPcRag(PcRagSettings, BaseChatModel):
             **kwargs: Bound to every call.
 
         Raises:
-            ConfigError: An unknown method.
+            ConfigError: An unknown method, or no schema where it needs one.
         """
         del strict
         return bind_structured(self, schema, method=method, include_raw=include_raw, kwargs=kwargs)
 
-    def get_token_ids(self, text: str) -> list[int]:
-        """Ids of the model's own tokenizer."""
-        if self.custom_get_token_ids is not None:
-            return self.custom_get_token_ids(text)
-        return list(self.host.tokenizer.encode_text(text))
+    def _resolve_model_profile(self) -> ModelProfile | None:
+        """What agents choose by; what the chat template knows shows only when it is loaded."""
+        return {
+            "text_inputs": True,
+            "image_inputs": False,
+            "audio_inputs": False,
+            "video_inputs": False,
+            "pdf_inputs": False,
+            "text_outputs": True,
+            "structured_output": True,
+        }
 
     def get_num_tokens_from_messages(
         self, messages: list[BaseMessage], tools: Sequence[Any] | None = None
     ) -> int:
-        """Tokens of the prompt that these messages become, chat template included."""
+        """Tokens of the prompt that these messages become, chat template included; 0 of none."""
+        if not messages:
+            return 0
         pieces = self.host.engine.chat_format.render(to_conversation(messages, tools))
         return sum(len(piece.token_ids) for piece in pieces)
 
 
-def _result(host: Host, reply: Reply) -> ChatResult:
-    info = generation_info(host, reply)
-    return ChatResult(
-        generations=[ChatGeneration(message=to_ai_message(reply), generation_info=info)]
+def _result(reply: Reply) -> ChatResult:
+    generation = ChatGeneration(
+        message=to_ai_message(reply), generation_info=generation_info(reply)
     )
+    return ChatResult(generations=[generation])
 
 
-def _last(host: Host, reply: Reply) -> ChatGenerationChunk:
-    return ChatGenerationChunk(
-        message=last_chunk(reply), generation_info=generation_info(host, reply)
-    )
-
-
-def _tool_choice(choice: dict[str, Any] | str | bool | None) -> str | None:  # noqa: FBT001 - LangChain's
-    """What LangChain and OpenAI call a choice, in our words; ``None`` leaves it open."""
-    if choice is None or choice is False:
-        return None
-    if choice is True:
-        return ToolChoice.ANY
-    if isinstance(choice, str):
-        return ToolChoice.ANY if choice == "required" else choice
-    name = choice.get("function", {}).get("name") if isinstance(choice, dict) else None
-    if not isinstance(name, str):
-        raise ConfigError(
-            f"tool_choice {choice!r} is unknown; use 'auto', 'any', 'none' or the name of a tool"
-        )
-    return name
+def _last(reply: Reply) -> ChatGenerationChunk:
+    return ChatGenerationChunk(message=last_chunk(reply), generation_info=generation_info(reply))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 from contextlib import aclosing
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from langchain_core.language_models.llms import BaseLLM
@@ -11,18 +11,22 @@ from langchain_core.outputs import Generation, GenerationChunk, LLMResult
 from pydantic import ConfigDict
 
 from langchain_pc_rag.messages import generation_info, usage_metadata
-from langchain_pc_rag.settings import PcRagSettings, pulled
+from langchain_pc_rag.settings import PcRagSettings
+from langchain_pc_rag.structured import bind_structured
+from pc_rag.serving import begun, texts
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator, Mapping
+    from collections.abc import AsyncIterator, Iterator
 
     from langchain_core.callbacks import (
         AsyncCallbackManagerForLLMRun,
         CallbackManagerForLLMRun,
     )
-    from langchain_core.language_models.base import LangSmithParams
+    from langchain_core.language_models import LanguageModelInput
+    from langchain_core.runnables import Runnable
+    from pydantic import BaseModel
 
-    from pc_rag.serving import Host, Reply
+    from pc_rag.serving import Reply
 
 
 class PcRagLLM(PcRagSettings, BaseLLM):
@@ -39,19 +43,6 @@ class PcRagLLM(PcRagSettings, BaseLLM):
 
     model_config = ConfigDict(arbitrary_types_allowed=True, extra="forbid")
 
-    @property
-    def _llm_type(self) -> str:
-        return "pc-rag"
-
-    @property
-    def _identifying_params(self) -> Mapping[str, Any]:
-        return self._identity()
-
-    def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:
-        params = super()._get_ls_params(stop=stop or self.stop, **kwargs)
-        params["ls_provider"] = "pc-rag"
-        return params
-
     def _generate(
         self,
         prompts: list[str],
@@ -61,12 +52,11 @@ class PcRagLLM(PcRagSettings, BaseLLM):
     ) -> LLMResult:
         replies = []
         for prompt in prompts:
-            host, stream = self._stream_call(prompt, stop, kwargs)
-            with stream:
+            with self._stream_call(prompt, stop, kwargs) as stream:
                 for text in stream:
                     if run_manager and self.streaming:
-                        run_manager.on_llm_new_token(text)
-            replies.append((host, stream.reply))
+                        run_manager.on_llm_new_token(text, chunk=GenerationChunk(text=text))
+            replies.append(stream.reply)
         return _result(replies)
 
     async def _agenerate(
@@ -78,12 +68,13 @@ class PcRagLLM(PcRagSettings, BaseLLM):
     ) -> LLMResult:
         replies = []
         for prompt in prompts:
-            host, stream = await asyncio.to_thread(self._stream_call, prompt, stop, kwargs)
-            async with aclosing(pulled(stream)) as texts:
-                async for text in texts:
+            stream = await begun(partial(self._stream_call, prompt, stop, kwargs))
+            async with aclosing(texts(stream)) as pieces:
+                async for text in pieces:
                     if run_manager and self.streaming:
-                        await run_manager.on_llm_new_token(text)
-            replies.append((host, stream.reply))
+                        chunk = GenerationChunk(text=text)
+                        await run_manager.on_llm_new_token(text, chunk=chunk)
+            replies.append(stream.reply)
         return _result(replies)
 
     def _stream(
@@ -93,14 +84,16 @@ class PcRagLLM(PcRagSettings, BaseLLM):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> Iterator[GenerationChunk]:
-        host, stream = self._stream_call(prompt, stop, kwargs)
-        with stream:
+        with self._stream_call(prompt, stop, kwargs) as stream:
             for text in stream:
                 chunk = GenerationChunk(text=text)
                 if run_manager:
                     run_manager.on_llm_new_token(text, chunk=chunk)
                 yield chunk
-        yield GenerationChunk(text="", generation_info=_info(host, stream.reply))
+        last = GenerationChunk(text="", generation_info=_info(stream.reply))
+        if run_manager:
+            run_manager.on_llm_new_token("", chunk=last)
+        yield last
 
     async def _astream(
         self,
@@ -109,37 +102,46 @@ class PcRagLLM(PcRagSettings, BaseLLM):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> AsyncIterator[GenerationChunk]:
-        host, stream = await asyncio.to_thread(self._stream_call, prompt, stop, kwargs)
-        async with aclosing(pulled(stream)) as texts:
-            async for text in texts:
+        stream = await begun(partial(self._stream_call, prompt, stop, kwargs))
+        async with aclosing(texts(stream)) as pieces:
+            async for text in pieces:
                 chunk = GenerationChunk(text=text)
                 if run_manager:
                     await run_manager.on_llm_new_token(text, chunk=chunk)
                 yield chunk
-        yield GenerationChunk(text="", generation_info=_info(host, stream.reply))
+        last = GenerationChunk(text="", generation_info=_info(stream.reply))
+        if run_manager:
+            await run_manager.on_llm_new_token("", chunk=last)
+        yield last
 
-    def get_token_ids(self, text: str) -> list[int]:
-        """Ids of the model's own tokenizer."""
-        if self.custom_get_token_ids is not None:
-            return self.custom_get_token_ids(text)
-        return list(self.host.tokenizer.encode_text(text))
+    def with_structured_output(
+        self, schema: dict[str, Any] | type, **kwargs: Any
+    ) -> Runnable[LanguageModelInput, dict[str, Any] | BaseModel]:
+        """Answers held to a schema; see ``ChatPcRag``, save ``method="function_calling"``.
+
+        Raises:
+            ConfigError: An unknown method, or one that needs tools.
+        """
+        kwargs.pop("strict", None)
+        method = kwargs.pop("method", "json_schema")
+        include_raw = kwargs.pop("include_raw", False)
+        return bind_structured(self, schema, method=method, include_raw=include_raw, kwargs=kwargs)
 
 
-def _info(host: Host, reply: Reply) -> dict[str, Any]:
-    return {**generation_info(host, reply), "usage": dict(usage_metadata(reply))}
+def _info(reply: Reply) -> dict[str, Any]:
+    return {**generation_info(reply), "usage": dict(usage_metadata(reply))}
 
 
-def _result(replies: list[tuple[Host, Reply]]) -> LLMResult:
-    generations = [
-        [Generation(text=reply.text, generation_info=_info(host, reply))] for host, reply in replies
-    ]
-    usages = [usage_metadata(reply) for _, reply in replies]
+def _result(replies: list[Reply]) -> LLMResult:
+    usages = [usage_metadata(reply) for reply in replies]
     prompt_tokens = sum(usage["input_tokens"] for usage in usages)
     completion_tokens = sum(usage["output_tokens"] for usage in usages)
     return LLMResult(
-        generations=generations,
+        generations=[
+            [Generation(text=reply.text, generation_info=_info(reply))] for reply in replies
+        ],
         llm_output={
-            "model_name": replies[0][0].model_name if replies else "",
+            "model_name": replies[0].model_name if replies else "",
             "token_usage": {
                 "prompt_tokens": prompt_tokens,
                 "completion_tokens": completion_tokens,

@@ -77,7 +77,8 @@ class TestSmolLM2(_LocalModelTests):
 
     @property
     def chat_model_params(self):
-        return {"model": "smollm2", "max_tokens": 100}
+        # Without a penalty this small model repeats itself until its tokens run out.
+        return {"model": "smollm2", "max_tokens": 200, "repetition_penalty": 1.1}
 
     @property
     def model_override_value(self):

@@ -1,0 +1,41 @@
+"""Calls from an event loop: everything that computes runs in a thread."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Callable
+
+    from pc_rag.serving.reply import ReplyStream
+
+
+async def begun(begin: Callable[[], ReplyStream]) -> ReplyStream:
+    """Begin a call in a thread: the first one loads the model, and each tokenises its prompt.
+
+    A stream that comes when its task was cancelled meanwhile is closed.
+    """
+    beginning = asyncio.ensure_future(asyncio.to_thread(begin))
+    try:
+        return await asyncio.shield(beginning)
+    except asyncio.CancelledError:
+        beginning.add_done_callback(_close_late)
+        raise
+
+
+def _close_late(beginning: asyncio.Future[ReplyStream]) -> None:
+    if not beginning.cancelled() and beginning.exception() is None:
+        beginning.result().close()
+
+
+async def texts(stream: ReplyStream) -> AsyncGenerator[str]:
+    """A reply's text, computed in threads: the event loop goes on meanwhile.
+
+    A task that is cancelled, or a consumer that leaves, ends the generation within a token.
+    """
+    try:
+        while (piece := await asyncio.to_thread(next, stream, None)) is not None:
+            yield piece
+    finally:
+        stream.close()
