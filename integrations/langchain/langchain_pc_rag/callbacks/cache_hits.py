@@ -17,7 +17,12 @@ from langchain_pc_rag.callbacks.responses import (
     is_replay,
     metadata_value,
 )
-from langchain_pc_rag.callbacks.run_report import CallOutcome, RunRecord, RunReport
+from langchain_pc_rag.callbacks.run_report import (
+    CallOutcome,
+    FoundDocument,
+    RunRecord,
+    RunReport,
+)
 from langchain_pc_rag.callbacks.run_tree import RunTree
 from pc_rag.corpus import chunk_id_of
 from pc_rag.errors import ConfigError, PromptCacheError
@@ -147,6 +152,14 @@ class CacheHitHandler(BaseCallbackHandler):
         with self._lock:
             self._tree.start(run_id, parent_run_id, is_retriever=is_retriever)
 
+    def _start_call(self, run_id: UUID, parent_run_id: UUID | None, prompts: Sequence[str]) -> None:
+        with self._lock:
+            self._tree.start(run_id, parent_run_id)
+            record = self._tree.of(run_id)
+            if record is not None:
+                for prompt in prompts:
+                    record.note_prompt(prompt)
+
     def _end(self, run_id: UUID) -> None:
         with self._lock:
             self._tree.end(run_id)
@@ -273,7 +286,7 @@ class CacheHitHandler(BaseCallbackHandler):
         parent_run_id: UUID | None = None,
         **kwargs: Any,
     ) -> None:
-        self._start(run_id, parent_run_id)
+        self._start_call(run_id, parent_run_id, [_text_of(each) for each in messages])
 
     @override
     def on_llm_start(
@@ -285,7 +298,7 @@ class CacheHitHandler(BaseCallbackHandler):
         parent_run_id: UUID | None = None,
         **kwargs: Any,
     ) -> None:
-        self._start(run_id, parent_run_id)
+        self._start_call(run_id, parent_run_id, prompts)
 
     @override
     def on_llm_end(self, response: LLMResult, *, run_id: UUID, **kwargs: Any) -> None:
@@ -312,12 +325,23 @@ class CacheHitHandler(BaseCallbackHandler):
         self._end_call(run_id, outcome, metrics)
 
 
-def _documents_by_id(result: object) -> dict[str, str]:
-    """Documents of a list by the id of the chunk that their text is, with their source."""
+def _documents_by_id(result: object) -> dict[str, FoundDocument]:
+    """Documents of a list by the id of the chunk that their text is."""
     if not isinstance(result, (list, tuple)):
         return {}
-    return {
-        chunk_id_of(each.page_content.strip()): str(each.id or each.metadata.get("source") or "")
+    found = [
+        FoundDocument(each.page_content.strip(), str(each.id or each.metadata.get("source") or ""))
         for each in result
         if isinstance(each, Document)
-    }
+    ]
+    return {chunk_id_of(each.text): each for each in found}
+
+
+def _text_of(messages: Sequence[BaseMessage]) -> str:
+    """What messages say, content blocks joined."""
+    blocks = [
+        block if isinstance(block, str) else block.get("text") or ""
+        for message in messages
+        for block in ([message.content] if isinstance(message.content, str) else message.content)
+    ]
+    return "\n".join(map(str, blocks))

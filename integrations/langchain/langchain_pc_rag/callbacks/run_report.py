@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from pc_rag.corpus.prefix_table import MIN_CHARS
 from pc_rag.metrics import ModuleUse, Plain, to_plain
 from pc_rag.metrics.text import (
     NOTHING_TO_HIT,
@@ -46,9 +47,25 @@ class DocumentOutcome(StrEnum):
     """A prompt of the run read its stored KV."""
     MISS = "miss"
     """A prompt of the run held it, and it was not served; see its ``miss_reason``."""
-    NOT_IN_PROMPT = "not in the prompt or not indexed"
-    """It is no module of any prompt: it was left out or rewritten, or its text was never indexed
-    as one chunk."""
+    NOT_IN_PROMPT = "not in the prompt"
+    """No prompt of the run holds its text: it was left out, or rewritten on the way."""
+    TOO_SHORT = "too short to be recognised"
+    """A prompt holds its text, which is only recognised where content blocks name it."""
+    NOT_INDEXED = "not indexed"
+    """A prompt holds its text, and the corpus does not know it as a chunk."""
+
+
+@dataclass(frozen=True, slots=True)
+class FoundDocument:
+    """A document that was retrieved.
+
+    Attributes:
+        text: Its text, stripped as a chunk's is.
+        source: Its id or its metadata's source, for people; empty where it has none.
+    """
+
+    text: str
+    source: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,8 +202,9 @@ class RunRecord:
     def __init__(self, run_id: str) -> None:
         self.run_id = run_id
         self.calls: Counter[CallOutcome] = Counter()
-        self.retrieved: dict[str, str] = {}
-        self.returned: dict[str, str] = {}
+        self.retrieved: dict[str, FoundDocument] = {}
+        self.returned: dict[str, FoundDocument] = {}
+        self.shown: set[str] = set()
         self.has_retriever = False
         self.modules: dict[str, ModuleUse] = {}
         self.num_module_hits = 0
@@ -245,15 +263,25 @@ class RunRecord:
             ttft_seconds=self.ttft_seconds,
         )
 
-    def _document(self, chunk_id: str, source: str) -> DocumentUse:
+    def note_prompt(self, prompt: str) -> None:
+        """Note which of the documents found so far stand in a prompt."""
+        for chunk_id, document in (self.retrieved | self.returned).items():
+            if document.text and document.text in prompt:
+                self.shown.add(chunk_id)
+
+    def _document(self, chunk_id: str, document: FoundDocument) -> DocumentUse:
         use = self.modules.get(chunk_id)
-        if use is None:
-            outcome = DocumentOutcome.NOT_IN_PROMPT
-        else:
+        if use is not None:
             outcome = DocumentOutcome.HIT if use.is_hit else DocumentOutcome.MISS
+        elif chunk_id not in self.shown:
+            outcome = DocumentOutcome.NOT_IN_PROMPT
+        elif len(document.text) < MIN_CHARS:
+            outcome = DocumentOutcome.TOO_SHORT
+        else:
+            outcome = DocumentOutcome.NOT_INDEXED
         return DocumentUse(
             chunk_id=chunk_id,
-            source=source,
+            source=document.source,
             outcome=outcome,
             miss_reason=None if use is None or use.is_hit else use.miss_reason,
         )

@@ -71,7 +71,7 @@ def fates(run):
 EXPECTED_FATES = {
     "Oslo": (DocumentOutcome.HIT, None),
     "Lima": (DocumentOutcome.MISS, MissReason.NOT_STORED),
-    "Rome": (DocumentOutcome.NOT_IN_PROMPT, None),
+    "Rome": (DocumentOutcome.NOT_INDEXED, None),
 }
 
 
@@ -413,7 +413,7 @@ def test_report_names_every_reason_when_modules_were_missed(handler):
     for reason in MissReason:
         assert f"1  {reason}: " in report
     assert f"0 of {len(MissReason)} (0.0%)" in report
-    assert "Oslo: not in the prompt or not indexed" in report
+    assert "Oslo: not indexed" in report
 
 
 def test_report_says_so_when_there_was_nothing_to_hit(handler):

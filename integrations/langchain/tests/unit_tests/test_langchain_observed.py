@@ -63,7 +63,7 @@ async def test_hits_are_the_engines_when_a_chain_ran(llm, handlers, corpus, way)
     run, counted = hits.last_run, corpus.engine.stats.snapshot().total
     assert [each.outcome for each in run.documents] == [
         DocumentOutcome.HIT,
-        DocumentOutcome.NOT_IN_PROMPT,
+        DocumentOutcome.NOT_INDEXED,
         DocumentOutcome.HIT,
     ]
     assert run.num_cache_read_tokens == counted.num_cache_read_tokens > len(CAT)
