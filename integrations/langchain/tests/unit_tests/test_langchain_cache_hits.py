@@ -136,7 +136,8 @@ def test_functions_are_not_believed_when_a_retriever_spoke(handler):
     """A step that rewrites what was retrieved makes no documents of its own."""
     shout = RunnableLambda(lambda found: [Document(each.page_content.upper()) for each in found])
     chain_of(SpeakingChat(metrics=METRICS), ListRetriever() | shout).invoke("?", config(handler))
-    assert fates(handler.last_run) == EXPECTED_FATES
+    rewritten = {"Rome": (DocumentOutcome.NOT_IN_PROMPT, None)}
+    assert fates(handler.last_run) == EXPECTED_FATES | rewritten
 
 
 def test_documents_are_those_of_the_outermost_when_retrievers_nest(handler):
