@@ -6,7 +6,6 @@ import threading
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.documents import Document
 from typing_extensions import override
 
@@ -17,6 +16,7 @@ from langchain_pc_rag.callbacks.responses import (
     is_replay,
     metadata_value,
 )
+from langchain_pc_rag.callbacks.run_handler import RunHandler
 from langchain_pc_rag.callbacks.run_report import (
     CallOutcome,
     FoundDocument,
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from pc_rag.metrics import Plain, StatsSnapshot
 
 
-class CacheHitHandler(BaseCallbackHandler):
+class CacheHitHandler(RunHandler):
     """Counts cache hits of every model call, and of every run of a chain.
 
     ``chain.invoke(question, config={"callbacks": [handler]})``, then ``print(handler.report())``.
@@ -63,8 +63,6 @@ class CacheHitHandler(BaseCallbackHandler):
     Raises:
         ConfigError: ``max_runs`` is below 1.
     """
-
-    run_inline = True
 
     def __init__(self, *, max_runs: int = 256, stats: CacheStats | None = None) -> None:
         if max_runs < 1:
@@ -146,7 +144,7 @@ class CacheHitHandler(BaseCallbackHandler):
 
     # -- what it hears -------------------------------------------------------------------------
 
-    def _start(
+    def _start_run(
         self, run_id: UUID, parent_run_id: UUID | None, *, is_retriever: bool = False
     ) -> None:
         with self._lock:
@@ -160,17 +158,25 @@ class CacheHitHandler(BaseCallbackHandler):
                 for prompt in prompts:
                     record.note_prompt(prompt)
 
-    def _end(self, run_id: UUID) -> None:
-        with self._lock:
-            self._tree.end(run_id)
-
-    def _end_with(self, run_id: UUID, result: object) -> None:
-        """A function or a tool ended; documents in its result may stand in for a retriever's."""
+    def _end_run(self, run_id: UUID, result: object = None) -> None:
+        """Documents that a function or a tool returns may stand in for a retriever's."""
         found = _documents_by_id(result)
         with self._lock:
             record = self._tree.of(run_id)
             if record is not None:
                 record.returned.update(found)
+            self._tree.end(run_id)
+
+    def _end_retriever(
+        self, run_id: UUID, parent_run_id: UUID | None, documents: Sequence[Document]
+    ) -> None:
+        found = _documents_by_id(documents)
+        with self._lock:
+            record = self._tree.of(run_id)
+            # A retriever of retrievers gives what it chose of theirs: theirs are no documents yet.
+            if record is not None and not self._tree.is_inside_retriever(parent_run_id):
+                record.has_retriever = True
+                record.retrieved.update(found)
             self._tree.end(run_id)
 
     def _end_call(
@@ -201,80 +207,6 @@ class CacheHitHandler(BaseCallbackHandler):
             with self._lock:
                 self._last_problem = str(error)
             return None
-
-    @override
-    def on_chain_start(
-        self,
-        serialized: dict[str, Any],
-        inputs: dict[str, Any],
-        *,
-        run_id: UUID,
-        parent_run_id: UUID | None = None,
-        **kwargs: Any,
-    ) -> None:
-        self._start(run_id, parent_run_id)
-
-    @override
-    def on_chain_end(self, outputs: dict[str, Any], *, run_id: UUID, **kwargs: Any) -> None:
-        self._end_with(run_id, outputs)
-
-    @override
-    def on_chain_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
-        self._end(run_id)
-
-    @override
-    def on_tool_start(
-        self,
-        serialized: dict[str, Any],
-        input_str: str,
-        *,
-        run_id: UUID,
-        parent_run_id: UUID | None = None,
-        **kwargs: Any,
-    ) -> None:
-        self._start(run_id, parent_run_id)
-
-    @override
-    def on_tool_end(self, output: Any, *, run_id: UUID, **kwargs: Any) -> None:
-        self._end_with(run_id, getattr(output, "artifact", None) or output)
-
-    @override
-    def on_tool_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
-        self._end(run_id)
-
-    @override
-    def on_retriever_start(
-        self,
-        serialized: dict[str, Any],
-        query: str,
-        *,
-        run_id: UUID,
-        parent_run_id: UUID | None = None,
-        **kwargs: Any,
-    ) -> None:
-        self._start(run_id, parent_run_id, is_retriever=True)
-
-    @override
-    def on_retriever_end(
-        self,
-        documents: Sequence[Document],
-        *,
-        run_id: UUID,
-        parent_run_id: UUID | None = None,
-        **kwargs: Any,
-    ) -> None:
-        found = _documents_by_id(documents)
-        with self._lock:
-            record = self._tree.of(run_id)
-            # A retriever of retrievers gives what it chose of theirs: theirs are no documents yet.
-            if record is not None and not self._tree.is_inside_retriever(parent_run_id):
-                record.has_retriever = True
-                record.retrieved.update(found)
-            self._tree.end(run_id)
-
-    @override
-    def on_retriever_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
-        self._end(run_id)
 
     @override
     def on_chat_model_start(

@@ -8,7 +8,6 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.outputs import LLMResult
 from typing_extensions import override
 
@@ -23,6 +22,7 @@ from langchain_pc_rag.callbacks.responses import (
     num_output_tokens,
     ttft_seconds,
 )
+from langchain_pc_rag.callbacks.run_handler import RunHandler
 from langchain_pc_rag.callbacks.run_times import RunClock, RunTimes
 from langchain_pc_rag.callbacks.run_tree import RunTree
 from pc_rag.errors import ConfigError
@@ -53,7 +53,7 @@ class _Call:
     num_events: int = 0
 
 
-class TTFTHandler(BaseCallbackHandler):
+class TTFTHandler(RunHandler):
     """Times every call of any model, ours or not, chat or string, sync or async.
 
     ``for piece in chain.stream(question, config={"callbacks": [handler]}): ...``, then
@@ -83,8 +83,6 @@ class TTFTHandler(BaseCallbackHandler):
     Raises:
         ConfigError: A limit is below 1.
     """
-
-    run_inline = True
 
     def __init__(
         self,
@@ -150,7 +148,16 @@ class TTFTHandler(BaseCallbackHandler):
         with self._lock:
             return self._tree.start(run_id, parent_run_id)
 
-    def _end(self, run_id: UUID) -> None:
+    def _start_run(
+        self,
+        run_id: UUID,
+        parent_run_id: UUID | None,
+        *,
+        is_retriever: bool = False,  # noqa: ARG002 - not told apart
+    ) -> None:
+        self._start(run_id, parent_run_id)
+
+    def _end_run(self, run_id: UUID, result: object = None) -> None:  # noqa: ARG002 - not looked at
         now = self._read_clock()
         with self._lock:
             run = self._tree.of(run_id)
@@ -191,7 +198,7 @@ class TTFTHandler(BaseCallbackHandler):
             call = self._calls.pop(run_id, None)
             if call is not None:
                 self._account(call, response, outcome, now)
-            self._end(run_id)
+            self._end_run(run_id)
 
     def _account(self, call: _Call, response: object, outcome: Outcome, now: float) -> None:
         generation = first_generation(response)
@@ -228,66 +235,6 @@ class TTFTHandler(BaseCallbackHandler):
         )
         run.calls.append(times)
         self._stats.record(times)
-
-    @override
-    def on_chain_start(
-        self,
-        serialized: dict[str, Any],
-        inputs: dict[str, Any],
-        *,
-        run_id: UUID,
-        parent_run_id: UUID | None = None,
-        **kwargs: Any,
-    ) -> None:
-        self._start(run_id, parent_run_id)
-
-    @override
-    def on_chain_end(self, outputs: dict[str, Any], *, run_id: UUID, **kwargs: Any) -> None:
-        self._end(run_id)
-
-    @override
-    def on_chain_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
-        self._end(run_id)
-
-    @override
-    def on_tool_start(
-        self,
-        serialized: dict[str, Any],
-        input_str: str,
-        *,
-        run_id: UUID,
-        parent_run_id: UUID | None = None,
-        **kwargs: Any,
-    ) -> None:
-        self._start(run_id, parent_run_id)
-
-    @override
-    def on_tool_end(self, output: Any, *, run_id: UUID, **kwargs: Any) -> None:
-        self._end(run_id)
-
-    @override
-    def on_tool_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
-        self._end(run_id)
-
-    @override
-    def on_retriever_start(
-        self,
-        serialized: dict[str, Any],
-        query: str,
-        *,
-        run_id: UUID,
-        parent_run_id: UUID | None = None,
-        **kwargs: Any,
-    ) -> None:
-        self._start(run_id, parent_run_id)
-
-    @override
-    def on_retriever_end(self, documents: Any, *, run_id: UUID, **kwargs: Any) -> None:
-        self._end(run_id)
-
-    @override
-    def on_retriever_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
-        self._end(run_id)
 
     @override
     def on_chat_model_start(
