@@ -274,6 +274,8 @@ class RequestMetrics:
         estimate is linear: it leaves out the quadratic part of attention, and so is low for long
         contexts.
         """
+        if not self.num_cache_read_tokens:
+            return 0.0
         if self.prefill_tokens_per_second is None:
             return None
         spent = self.lookup_seconds + sum(self.load_seconds.values()) + self.assemble_seconds
@@ -316,7 +318,7 @@ class RequestMetrics:
             ),
             template=reader.text("template"),
             tenant=reader.text("tenant"),
-            prefill_tokens_per_second=reader.optional_number("prefill_tokens_per_second"),
+            prefill_tokens_per_second=reader.late_number("prefill_tokens_per_second"),
         )
 
     def to_dict(self) -> dict[str, Plain]:
