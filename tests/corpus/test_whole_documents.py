@@ -8,8 +8,8 @@ import pytest
 
 from pc_rag.corpus import Document, chunk_id_of
 from pc_rag.errors import LayoutError, StoreIOError
-from pc_rag.types import HitKind
 from pc_rag.model.sampling import GenerationConfig
+from pc_rag.types import HitKind
 from tests.support.corpora import CAT, DOG, SHORT, chunk_uses, loaded_model, opened
 
 LONG = " ".join(f"word{number}" for number in range(120))
