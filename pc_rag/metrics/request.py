@@ -275,8 +275,8 @@ class RequestMetrics:
         What computing the cache-read tokens would have taken at ``prefill_tokens_per_second``, less
         what it took to look them up, load and assemble them; negative where that took longer. It is
         as good as the rate fits. One learned from passes about as long as what was read comes
-        within some 10 % of the difference between both arms (SmolLM2-135M on a CPU, 1,300 tokens
-        read: medians 0 to 6 % off, single requests up to 13 %). One learned from shorter passes
+        close to the difference between both arms (SmolLM2-135M on a CPU, 1,300 tokens read: medians
+        of five requests 0 to 6 % off, single ones up to 29 %). One learned from shorter passes
         leaves out a part of attention, which is quadratic, and so is low for long contexts; and a
         machine that is busier or idler than when the rate was learned shifts the estimate as much.
         """
