@@ -99,9 +99,16 @@ class ChunkEntries:
             yield from self.wanted([NewChunk(chunk.text, chunk.token_ids)], prefixes)
 
     def record(self, records: Iterable[EntryRecord]) -> None:
-        """Note entries, save those of chunks that ``gc`` took meanwhile."""
-        known = [each for each in records if self._catalog.chunk(each.chunk_id) is not None]
-        self._catalog.entries.record(known)
+        """Note entries of the store; those of chunks that ``gc`` took meanwhile leave it again.
+
+        Call it once they are stored: what is encoded behind the back of ``gc`` would stay for ever.
+        """
+        noted = list(records)
+        live = {each.chunk_id for each in noted if self._catalog.chunk(each.chunk_id) is not None}
+        self._catalog.entries.record(each for each in noted if each.chunk_id in live)
+        for each in noted:
+            if each.chunk_id not in live:
+                self._engine.store.remove(each.key)
 
     def remove_gone(
         self,

@@ -90,30 +90,35 @@ class Corpus:
             self._catalog = Catalog(folder, tokenizer_id=tokenizer.digest)
             opened.enter_context(self._catalog)
             self._check_slots()
-            self._ingest = Ingest(
-                engine,
-                self._catalog,
-                chunker,
-                lambda: self._prefixes.encoded,
-                served=lambda: self._prefixes.served,
-            )
             self._lookup = ChunkLookup(
                 self._catalog,
                 (lambda: embedder or default_embedder()) if has_retrieval else None,
             )
-            self._prompts = CorpusPrompts(
-                engine,
-                self.prompt_format,
-                self._lookup,
-                self._ingest,
-                lambda: self._prefixes.served,
-            )
-            own = self._prompts.own_head()
-            self._prefixes = PrefixSet(engine, self._catalog, own, self._ingest)
-            opened.callback(self._prefixes.close)
-            self._warmer = Warmer(engine, self._lookup, self._ingest.entries, self._prefixes)
-            opened.callback(self._warmer.close)
+            self._open_parts(chunker, opened)
             self._opened = opened.pop_all()
+
+    def _open_parts(self, chunker: Chunker, opened: ExitStack) -> None:
+        """Make the parts that need the catalog; ``opened`` ends what they do in the background."""
+        engine = self.engine
+        self._ingest = Ingest(
+            engine,
+            self._catalog,
+            chunker,
+            lambda: self._prefixes.encoded,
+            served=lambda: self._prefixes.served,
+        )
+        self._prompts = CorpusPrompts(
+            engine,
+            self.prompt_format,
+            self._lookup,
+            self._ingest,
+            lambda: self._prefixes.served,
+        )
+        own = self._prompts.own_head()
+        self._prefixes = PrefixSet(engine, self._catalog, own, self._ingest)
+        opened.callback(self._prefixes.close)
+        self._warmer = Warmer(engine, self._lookup, self._ingest.entries, self._prefixes)
+        opened.callback(self._warmer.close)
 
     @property
     def prefix(self) -> str:
@@ -299,8 +304,9 @@ class Corpus:
 
         For chunks that a prompt is about to hold. What is missing is encoded, behind every prefix
         of ``prefixes``. One thread works, an entry at a time; a request waits for the encoding of
-        one chunk at most. Calls with the same texts are one while they wait. Of more than 32 calls
-        that wait the oldest are cancelled, and so are all when the corpus is closed.
+        one chunk at most. Calls with the same texts are done as one while they wait; each has a
+        future of its own. Of more than 32 that wait the oldest are cancelled, and so are all when
+        the corpus is closed or the process ends. Entries brought near count as hits of the store.
 
         Args:
             texts: Retrieved texts, or whole prompts: a text is a chunk, or chunks stand in it.
@@ -309,8 +315,8 @@ class Corpus:
             Resolves to the number of chunks warmed, or to the error that ended it.
 
         Raises:
-            PromptError: A single text.
-            StoreError: The corpus is closed.
+            PromptError: A single text, or something else than a collection of texts.
+            StoreError: The corpus is closed, or the process ends.
         """
         return self._warmer.warm(texts)
 

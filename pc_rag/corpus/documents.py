@@ -90,10 +90,21 @@ def as_documents(documents: Iterable[Document | str]) -> Iterator[Document]:
 
     Raises:
         IngestError: A single one: to Python a text is an iterable of texts, and each of its
-            characters would become a document.
+            characters would become a document. Raised where it is reached: something that is
+            neither a document nor a text.
     """
     refuse_single(documents)
-    return (Document(each) if isinstance(each, str) else each for each in documents)
+    return map(_as_document, documents)
+
+
+def _as_document(document: object) -> Document:
+    if isinstance(document, str):
+        return Document(document)
+    if not isinstance(document, Document):
+        raise IngestError(
+            f"documents: {document!r:.60} is a {type(document).__name__}; pass Document or str"
+        )
+    return document
 
 
 def refuse_single(documents: object) -> None:

@@ -255,15 +255,21 @@ class Ingest:
         else:
             texts = [chunk.text for chunk in self._chunker.split(document.text)]
         chunks = tuple(NewChunk(text, self.entries.tokens(text)) for text in texts)
-        limit = self._engine.max_position
-        if document.is_whole and chunks and len(chunks[0].token_ids) > limit:
-            raise LayoutError(
-                f"document {document_id(document)!r} is whole and has {len(chunks[0].token_ids)} "
-                f"tokens; the context ends at {limit}, so no prompt could hold it. Split its text, "
-                "or add it with is_whole=False"
-            )
+        if document.is_whole and chunks:
+            self._check_fits(document, len(chunks[0].token_ids))
         # A tokenizer may drop a text whole, such as one of zero-width characters.
         return tuple(chunk for chunk in chunks if chunk.token_ids)
+
+    def _check_fits(self, document: Document, num_tokens: int) -> None:
+        """Raise where not even the shortest prompt holds a document: nothing but it, and BOS."""
+        limit = self._engine.max_position
+        num_others = len(self._engine.loaded.tokenizer.bos_ids) + 1  # at least one is generated
+        if num_tokens + num_others > limit:
+            raise LayoutError(
+                f"document {document_id(document)!r} is whole and has {num_tokens} tokens; the "
+                f"context ends at {limit} and a prompt needs {num_others} for others, so none "
+                "could hold it. Split its text, or add it with is_whole=False"
+            )
 
     def _encode_window(
         self,

@@ -54,7 +54,7 @@ def place_mark(index: int) -> str:
     return f"\ue000pc-rag chunk {index}\ue000"
 
 
-class InOrder:
+class InOrderFinder:
     """Finds given texts in the order given; the finder of prompts that we put together ourselves.
 
     Args:
@@ -79,7 +79,7 @@ class InOrder:
         return found
 
 
-class NamedFirst:
+class NamedFirstFinder:
     """Finds chunks that a message names, and others between them; the finder of one content.
 
     Named texts are looked for in order, each behind the one before, without the whitespace at its
@@ -160,7 +160,7 @@ def cut_conversation(
     bos_ids = engine.loaded.tokenizer.bos_ids
     cut: list[CutPiece] = []
     for piece in pieces:
-        find_here = NamedFirst(piece.chunks, chunk_of, find) if piece.chunks else find
+        find_here = NamedFirstFinder(piece.chunks, chunk_of, find) if piece.chunks else find
         found = find_here(piece.text) if piece.kind is PieceKind.CONTENT else ()
         if found:
             # As the template was rendered: BOS was put in front afterwards.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from pc_rag.corpus.catalog.records import ChunkId
 from pc_rag.corpus.planning import (
     ChunkPlace,
-    InOrder,
+    InOrderFinder,
     RequestPlanner,
     cut_conversation,
     cut_plain_text,
@@ -92,7 +92,7 @@ class CorpusPrompts:
         Raises:
             PromptError: An empty conversation.
         """
-        opened = self._cut(_open_ended(head), InOrder([(_FIRST_CHUNK, _FIRST_CHUNK)]))
+        opened = self._cut(_open_ended(head), InOrderFinder([(_FIRST_CHUNK, _FIRST_CHUNK)]))
         return head_of(opened)
 
     def _plan(self, cut: Sequence[CutPiece], text_at: Callable[[ChunkPlace], str]) -> Request:
@@ -103,11 +103,13 @@ class CorpusPrompts:
         self._ingest.note(request.plan)
         return request
 
-    def _marked(self, question: str, *chunk_ids: str) -> tuple[tuple[ChatMessage, ...], InOrder]:
+    def _marked(
+        self, question: str, *chunk_ids: str
+    ) -> tuple[tuple[ChatMessage, ...], InOrderFinder]:
         """The conversation that asks a question, marks in the chunks' places, and their finder."""
         places = [(chunk_id, place_mark(i)) for i, chunk_id in enumerate(chunk_ids)]
         messages = self._format.messages(question, [mark for _, mark in places])
-        return messages, InOrder(places)
+        return messages, InOrderFinder(places)
 
     def _recognised(self, prompt: TextPrompt) -> list[CutPiece]:
         """A prompt cut at the chunks that its messages name, and at those that stand in it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from threading import Lock
 from typing import TYPE_CHECKING
@@ -11,7 +12,7 @@ from pc_rag.corpus.prefixes import recipe_table
 from pc_rag.errors import PromptError, StoreError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     from pc_rag.corpus.chunk_entries import ChunkEntries, WantedEntry
     from pc_rag.corpus.lookup import ChunkLookup
@@ -47,70 +48,106 @@ class Warmer:
         self._lookup = lookup
         self._entries = entries
         self._prefixes = prefixes
+        # Futures are cancelled and resolved without it: what waits for them may call in here.
         self._lock = Lock()
-        self._pending: dict[frozenset[str], Future[int]] = {}
+        self._pending: dict[frozenset[str], list[Future[int]]] = {}
         self._is_draining = False
         self._is_closed = False
         self._background = ThreadPoolExecutor(1, thread_name_prefix="pc-rag-warm")
 
     def warm(self, texts: Iterable[str]) -> Future[int]:
         """See ``Corpus.warm``."""
-        if isinstance(texts, str):
-            raise PromptError("warm: got a single text; pass a list of texts")
-        wanted = frozenset(texts)
+        wanted = _as_texts(texts)
+        own = Future[int]()
         with self._lock:
             if self._is_closed:
                 raise StoreError("the corpus is closed; open it again to warm its chunks")
-            pending = self._pending.get(wanted)
-            if pending is not None and not pending.cancelled():
-                return pending
-            self._pending.pop(wanted, None)
-            while len(self._pending) >= MAX_PENDING:
-                self._pending.pop(next(iter(self._pending))).cancel()
-            self._pending[wanted] = begun = Future[int]()
-            if not self._is_draining:
-                self._is_draining = True
-                self._background.submit(self._drain)
-            return begun
+            self._start_draining()
+            self._pending = _without_cancelled(self._pending)
+            self._pending.setdefault(wanted, []).append(own)
+            crowded_out = []
+            while len(self._pending) > MAX_PENDING:
+                crowded_out += self._pending.pop(next(iter(self._pending)))
+        _cancel(crowded_out)
+        return own
 
     def close(self) -> None:
         """Cancel what waits, and end what runs behind its next chunk. Idempotent."""
-        with self._lock:
-            self._is_closed = True
-            for pending in self._pending.values():
-                pending.cancel()
-            self._pending.clear()
+        self._refuse_all()
         self._background.shutdown()
 
+    def _start_draining(self) -> None:
+        """Have the thread come for what waits; the lock is held, so it comes after that."""
+        if self._is_draining:
+            return
+        try:
+            self._background.submit(self._drain)
+        except RuntimeError as error:
+            raise StoreError("the process is ending; nothing is warmed any more") from error
+        self._is_draining = True
+
     def _drain(self) -> None:
-        """Do what waits, oldest first, until nothing does."""
-        while True:
-            with self._lock:
-                if not self._pending:
-                    self._is_draining = False
-                    return
-                texts = next(iter(self._pending))
-                future = self._pending.pop(texts)
-            if not future.set_running_or_notify_cancel():
+        """Do what waits, oldest first, until nothing does, or the process ends."""
+        while (taken := self._take_oldest()) is not None:
+            texts, futures = taken
+            if self._is_ending:
+                self._refuse_all()
+                _cancel(futures)
+                continue
+            running = [each for each in futures if each.set_running_or_notify_cancel()]
+            if not running:
                 continue
             try:
-                future.set_result(self._run(texts))
-            except BaseException as error:  # noqa: BLE001 - handed to whoever asks the future
-                future.set_exception(error)
+                num_warmed = self._run(texts)
+            except BaseException as error:  # noqa: BLE001 - handed to whoever asks the futures
+                for future in running:
+                    future.set_exception(error)
+            else:
+                for future in running:
+                    future.set_result(num_warmed)
+
+    def _take_oldest(self) -> tuple[frozenset[str], list[Future[int]]] | None:
+        with self._lock:
+            if not self._pending:
+                self._is_draining = False
+                return None
+            texts = next(iter(self._pending))
+            return texts, self._pending.pop(texts)
+
+    def _refuse_all(self) -> None:
+        """Cancel what waits; from here on nothing is taken."""
+        with self._lock:
+            self._is_closed = True
+            waiting = [future for futures in self._pending.values() for future in futures]
+            self._pending = {}
+        _cancel(waiting)
+
+    @property
+    def _is_ending(self) -> bool:
+        """Whether corpus or process end: a process waits for its pools, which take nothing new.
+
+        The pool is asked because nothing else tells: the main thread counts as alive meanwhile.
+        """
+        try:
+            self._background.submit(int).cancel()
+        except RuntimeError:
+            return True
+        return self._is_closed
 
     def _run(self, texts: Iterable[str]) -> int:
-        chunks = {chunk_id: text for each in texts for chunk_id, text in self._chunks_in(each)}
+        chunks = {chunk_id: text for each in texts for chunk_id, text in self._found_in(each)}
         if chunks:
             self._warm_prefixes(self._prefixes.served)
         num_warmed = 0
         for chunk_id, text in chunks.items():
-            if self._is_closed:
+            if self._is_ending:
                 break
             self._warm_chunk(chunk_id, text)
             num_warmed += 1
         return num_warmed
 
-    def _chunks_in(self, text: str) -> list[tuple[ChunkId, str]]:
+    def _found_in(self, text: str) -> list[tuple[ChunkId, str]]:
+        """Ids and texts of the chunk that a text is, or of those that stand in it."""
         whole = self._lookup.find_whole(text)
         if whole is not None:
             return [(whole, text.strip())]
@@ -142,3 +179,37 @@ class Warmer:
             if encoded.refusal is not None:
                 raise encoded.refusal
         self._entries.record([wanted.record])
+
+
+def _as_texts(texts: object) -> frozenset[str]:
+    """What ``Corpus.warm`` was given, as a set of texts.
+
+    Raises:
+        PromptError: It is a single text, or no collection of texts.
+    """
+    if isinstance(texts, str) or not isinstance(texts, Iterable):
+        what = "text" if isinstance(texts, str) else type(texts).__name__
+        raise PromptError(f"warm: got a single {what}; pass a list of texts")
+    wanted = list(texts)
+    for number, each in enumerate(wanted):
+        if not isinstance(each, str):
+            raise PromptError(
+                f"warm: text {number} is a {type(each).__name__}; pass a list of texts"
+            )
+    return frozenset(wanted)
+
+
+def _without_cancelled(
+    pending: dict[frozenset[str], list[Future[int]]],
+) -> dict[frozenset[str], list[Future[int]]]:
+    """What still waits for somebody."""
+    left = {
+        texts: [future for future in futures if not future.cancelled()]
+        for texts, futures in pending.items()
+    }
+    return {texts: futures for texts, futures in left.items() if futures}
+
+
+def _cancel(futures: Iterable[Future[int]]) -> None:
+    for future in futures:
+        future.cancel()

@@ -267,7 +267,11 @@ class Generation:
             return
         if self._generated:
             self._watch.mark_first_token()
-        machinery.prefill_rate.record(self._num_prefilled, self._prefill_clock.seconds())
+        machinery.prefill_rate.record(
+            self._num_prefilled,
+            self._prefill_clock.seconds(),
+            num_context_tokens=len(self._plan.token_ids) - self._num_prefilled,
+        )
         metrics = request_metrics(
             self._plan if view is not None else RequestPlan(()),
             served,

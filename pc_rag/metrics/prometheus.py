@@ -113,7 +113,9 @@ class CacheStatsCollector:
             "store_capacity_bytes", "Limit on store_bytes; absent without one.", _TIER_LABELS
         )
         entries = new.gauge("store_entries", "Entries resident.", _TIER_LABELS)
-        hits = new.counter("store_hits", "Leases served by the tier.", _TIER_LABELS)
+        hits = new.counter(
+            "store_hits", "Leases served by the tier, for warming too.", _TIER_LABELS
+        )
         misses = new.counter("store_misses", "Lookups the tier could not serve.", _TIER_LABELS)
         evictions = new.counter("store_evictions", "Entries dropped to make room.", _TIER_LABELS)
         quarantined = new.counter("store_quarantined", "Damaged files set aside.", _TIER_LABELS)

@@ -65,6 +65,10 @@ class Reader:
         """A number, or nothing."""
         return None if self._get(key) is None else self.number(key)
 
+    def late_number(self, key: str) -> float | None:
+        """A number, or nothing; also no such key, as before there was one."""
+        return None if self._plain.get(key) is None else self.number(key)
+
     def _as_number(self, key: str, value: object) -> float:
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             raise self._refuse(key, value, "a number")

@@ -8,9 +8,9 @@ from collections.abc import Mapping  # noqa: TC003 - `get_type_hints` resolves t
 from dataclasses import dataclass, field
 from typing import Final
 
-from pc_rag.errors import ConfigError
 from pc_rag.metrics.durations import Durations, Summary, summarize
 from pc_rag.metrics.export import Plain, plain_fields, to_plain
+from pc_rag.metrics.limits import check_limits
 from pc_rag.metrics.stats import Outcome
 from pc_rag.metrics.text import seconds_text, table_text
 
@@ -151,9 +151,7 @@ class SpeedStats:
     """
 
     def __init__(self, *, max_samples: int = 512, max_models: int = 64) -> None:
-        for name, limit in (("max_samples", max_samples), ("max_models", max_models)):
-            if limit < 1:
-                raise ConfigError(f"SpeedStats: {name} is {limit}; it must be at least 1")
+        check_limits("SpeedStats", max_samples=max_samples, max_models=max_models)
         self._max_samples = max_samples
         self._max_models = max_models
         self._lock = threading.RLock()  # reentrant: see CacheStats

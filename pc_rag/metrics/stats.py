@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from pc_rag.errors import ConfigError
 from pc_rag.metrics.durations import Durations, Summary, summarize
 from pc_rag.metrics.export import Plain, plain_fields, to_plain
+from pc_rag.metrics.limits import check_limits
 from pc_rag.types import HitKind, MissReason
 
 if TYPE_CHECKING:
@@ -209,9 +209,7 @@ class CacheStats:
     """
 
     def __init__(self, *, max_samples: int = 512, max_groups: int = 64) -> None:
-        for name, limit in (("max_samples", max_samples), ("max_groups", max_groups)):
-            if limit < 1:
-                raise ConfigError(f"CacheStats: {name} is {limit}; it must be at least 1")
+        check_limits("CacheStats", max_samples=max_samples, max_groups=max_groups)
         self._max_samples = max_samples
         self._max_groups = max_groups
         # Reentrant: the garbage collector may close an abandoned stream, whose request is then

@@ -82,7 +82,8 @@ def stats_text(snapshot: StatsSnapshot) -> str:
     total = snapshot.total
     lines = [_counted(total.requests)]
     if snapshot.groups:
-        lines += ["", table_text(_HEADER, [_row(each) for each in (*snapshot.groups, total)])]
+        rows = [_row(each, _label(each)) for each in snapshot.groups]
+        lines += ["", table_text(_HEADER, [*rows, _row(total, "all")])]
     lines.append("")
     if not total.num_requests:
         lines.append("modules: no request was counted")
@@ -98,12 +99,16 @@ def stats_text(snapshot: StatsSnapshot) -> str:
 _HEADER = ("template", "requests", "modules hit", "tokens read", "of tokens", "saved", "TTFT p50")
 
 
-def _row(group: GroupStats) -> tuple[str, ...]:
+def _label(group: GroupStats) -> str:
+    label = group.template or "(no template)"
+    return f"{label} ({group.tenant})" if group.tenant else label
+
+
+def _row(group: GroupStats, label: str) -> tuple[str, ...]:
     hits = sum(group.module_hits.values())
     uses = hits + sum(group.module_misses.values())
-    name = group.template + (f" ({group.tenant})" if group.tenant else "")
     return (
-        name or "all",
+        label,
         f"{group.num_requests:,}",
         f"{hits:,} of {uses:,} ({rate_text(group.module_hit_rate)})" if uses else "nothing to hit",
         f"{group.num_cache_read_tokens:,}",

@@ -119,7 +119,10 @@ class Encoder:
                 yield index, Entry(address, keys.contiguous(), values.contiguous())
             if self._rate is not None:  # behind the entries: who stored them waited for the pass
                 num_tokens = sum(_length(jobs[index]) for index in batch)
-                self._rate.record(num_tokens, clock.seconds())
+                num_context_tokens = sum(len(segment.span) for segment in context)
+                self._rate.record(
+                    num_tokens, clock.seconds(), num_context_tokens=num_context_tokens
+                )
         finally:
             self._runner.pool.give_back(tail)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pc_rag.corpus.documents import Document, document_id
+from pc_rag.corpus.documents import Document, as_documents, document_id
 from pc_rag.errors import IngestError
 
 PINNED_ID = "0b01b5b4b97de3328899d25c9d35622815914a61c1bedff6c5113f886b9d5cea"
@@ -57,3 +57,12 @@ def test_document_is_refused_when_it_cannot_be_stored(arguments, message):
     """Refused where it is made, with what is wrong."""
     with pytest.raises(IngestError, match=message):
         Document(**arguments, source="a.md")
+
+
+@pytest.mark.parametrize("wrong", [123, None, b"text", {"text": "a"}])
+def test_item_is_refused_when_it_is_no_document(wrong):
+    """Where it is reached, with what it is; those before it are fine."""
+    documents = as_documents(["fine", wrong])
+    assert next(documents) == Document("fine")
+    with pytest.raises(IngestError, match=rf"is a {type(wrong).__name__}; pass Document or str"):
+        next(documents)

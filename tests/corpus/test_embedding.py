@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from transformers.utils import logging
 
 from pc_rag.corpus.embedding import (
     CallableEmbedder,
@@ -14,6 +18,7 @@ from pc_rag.corpus.embedding import (
     sentence_transformer,
 )
 from pc_rag.errors import ConfigError, MissingDependencyError
+from pc_rag.model.quiet import TRANSFORMERS_LOCK
 
 
 def embed_lengths(texts):
@@ -84,6 +89,37 @@ def test_id_follows_the_weights_when_a_folder_is_given(tmp_path):
     ids = [sentence_transformer(folder).id for folder in (first, second)]
     (second / "model.safetensors").write_bytes(b"WEIGHTS")
     assert ids[0] == ids[1] != sentence_transformer(second).id
+
+
+def test_model_is_loaded_quietly_and_alone_when_the_first_text_comes(monkeypatch):
+    """Two loads at once leave torch patched; and nobody asked for a progress bar."""
+    loads = []
+
+    class Model:
+        def __init__(self, name_or_path, *, device):
+            with ThreadPoolExecutor(1) as other:
+                is_free = other.submit(TRANSFORMERS_LOCK.acquire, blocking=False).result()
+            loads.append((name_or_path, is_free, logging.is_progress_bar_enabled()))
+
+        def encode(self, texts, **options):
+            return np.eye(len(texts), 3)
+
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
+    monkeypatch.setitem(
+        sys.modules, "sentence_transformers", SimpleNamespace(SentenceTransformer=Model)
+    )
+    was_shown = logging.is_progress_bar_enabled()
+    logging.enable_progress_bar()
+    try:
+        embed = sentence_transformer("some/model")
+        assert loads == []
+        for _ in range(2):
+            assert embed(["a", "b"]).shape == (2, 3)
+        assert logging.is_progress_bar_enabled()
+    finally:
+        if not was_shown:
+            logging.disable_progress_bar()
+    assert loads == [("some/model", False, False)]
 
 
 @pytest.mark.slow

@@ -314,3 +314,13 @@ def test_bytes_are_free_when_a_removed_document_is_collected(tmp_path, kind):
         assert all(use.is_hit for use in chunk_uses(corpus.answer("cat", 4, config=SHORT)))
         again = corpus.gc()
         assert (again.num_chunks, again.num_entries, again.num_bytes) == (0, 0, 0)
+
+
+def test_item_is_refused_when_it_is_no_document():
+    """The documents before it are taken in."""
+    with opened(has_retrieval=False) as corpus:
+        with pytest.raises(IngestError, match="123 is a int"):
+            corpus.add([CAT, 123])
+        assert corpus.stats().catalog.num_documents <= 1
+        with pytest.raises(IngestError, match="123 is a int"):
+            corpus.prepare([123])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pc_rag.corpus import Document, chunk_id_of
-from pc_rag.corpus.planning import InOrder, NamedFirst
+from pc_rag.corpus.planning import InOrderFinder, NamedFirstFinder
 from pc_rag.corpus.recognition import Recognized
 from pc_rag.layout.plan import Cached
 from pc_rag.model.conversation import ChatMessage
@@ -122,7 +122,7 @@ def test_head_is_learned_up_to_the_named_chunk_when_it_is_short(corpus):
 def test_places_are_in_order_when_a_named_text_stands_twice():
     """Each is looked for behind the one before; what the finder finds never overlaps them."""
     known = {"ab": "1", "b": "2"}
-    find = NamedFirst(["b", "ab", "b"], known.get, InOrder([("3", "x"), ("3", "x")]))
+    find = NamedFirstFinder(["b", "ab", "b"], known.get, InOrderFinder([("3", "x"), ("3", "x")]))
     assert find("xab b ab x b") == [
         Recognized("3", 0, 1),
         Recognized("2", 4, 5),

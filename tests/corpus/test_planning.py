@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pc_rag.corpus import PromptFormat
-from pc_rag.corpus.planning import ChunkPlace, InOrder, cut_plain_text, head_of, place_mark
+from pc_rag.corpus.planning import ChunkPlace, InOrderFinder, cut_plain_text, head_of, place_mark
 from pc_rag.corpus.recognition import Recognized
 from pc_rag.errors import LayoutError, PromptError
 from pc_rag.layout.plan import Cached
@@ -47,7 +47,7 @@ def chat(*contents):
 
 def test_texts_are_found_in_order_when_a_finder_is_asked_twice():
     """Each text is found once, behind the one before, over several calls."""
-    find = InOrder([("1", "ab"), ("2", "b"), ("3", "ab")])
+    find = InOrderFinder([("1", "ab"), ("2", "b"), ("3", "ab")])
     assert find("xabb") == [Recognized("1", 1, 3), Recognized("2", 3, 4)]
     assert find("none here") == []
     assert find("ab ab") == [Recognized("3", 0, 2)]
@@ -67,7 +67,7 @@ def test_plain_prompt_keeps_every_character_when_cut(add_bos):
     """What is cut joins to the prompt again; BOS stands first, once, where the model wants it."""
     with tiny_engine(loaded=loaded_model(add_bos=add_bos)) as engine:
         prompt = f"Context: {CAT}\n--\n{DOG} Why?"
-        cut = cut_plain_text(engine, prompt, InOrder([("c", CAT), ("d", DOG)]))
+        cut = cut_plain_text(engine, prompt, InOrderFinder([("c", CAT), ("d", DOG)]))
         tokenizer = engine.loaded.tokenizer
         ids = [
             token_id

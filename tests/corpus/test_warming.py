@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from concurrent.futures import CancelledError
+from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
@@ -17,6 +21,9 @@ from pc_rag.types import Tier
 from tests.support.corpora import CAT, DOG, FISH, SHORT, TEXTS, chunk_uses, opened, tiny_engine
 
 WAIT_SECONDS = 60
+
+ENOUGH_SECONDS = 20
+"""For what takes no time; less than what holds the background waits for, so that a test fails."""
 
 
 @pytest.fixture
@@ -94,16 +101,46 @@ def test_nothing_is_warmed_when_no_chunk_stands_in_the_texts(corpus):
     assert warmed(corpus, []) == 0
 
 
-def test_calls_are_one_when_they_wait_with_the_same_texts(corpus, gate):
-    """And another once the first has begun."""
+def test_work_is_done_once_when_calls_wait_with_the_same_texts(corpus, gate, monkeypatch):
+    """And again for a call that comes once the first has begun."""
     held, opens = gate
-    first = corpus.warm([FISH])
+    corpus.warm([FISH])
     assert held.wait(WAIT_SECONDS)
-    waiting = corpus.warm([CAT, DOG])
-    assert corpus.warm([DOG, CAT, DOG]) is waiting
-    assert corpus.warm([FISH]) is not first
+    run, runs = corpus._warmer._run, []
+    monkeypatch.setattr(corpus._warmer, "_run", lambda texts: [runs.append(texts), run(texts)][1])
+    waiting = [corpus.warm(texts) for texts in ([CAT, DOG], [DOG, CAT, DOG], [FISH])]
     opens.set()
-    assert waiting.result(WAIT_SECONDS) == 2
+    assert [future.result(WAIT_SECONDS) for future in waiting] == [2, 2, 1]
+    assert runs == [{CAT, DOG}, {FISH}]
+
+
+def test_other_callers_are_served_when_one_of_the_same_texts_cancels(corpus, gate):
+    """Each has a future of its own, whoever came first."""
+    held, opens = gate
+    corpus.warm([FISH])
+    assert held.wait(WAIT_SECONDS)
+    first, second, third = (corpus.warm([CAT]) for _ in range(3))
+    assert first.cancel()
+    assert third.cancel()
+    opens.set()
+    assert second.result(WAIT_SECONDS) == 1
+
+
+def test_error_reaches_every_caller_when_warming_the_same_texts_fails(corpus, gate, monkeypatch):
+    """None of them waits for ever."""
+    held, opens = gate
+    corpus.warm([FISH])
+    assert held.wait(WAIT_SECONDS)
+    waiting = [corpus.warm([CAT]) for _ in range(2)]
+
+    def fail(texts):
+        raise StoreError("the store is gone")
+
+    monkeypatch.setattr(corpus._warmer, "_run", fail)
+    opens.set()
+    for future in waiting:
+        with pytest.raises(StoreError, match="is gone"):
+            future.result(WAIT_SECONDS)
 
 
 def test_another_call_begins_when_the_waiting_one_was_cancelled(corpus, gate):
@@ -126,6 +163,67 @@ def test_oldest_call_is_cancelled_when_too_many_wait(corpus, gate):
     assert [future.cancelled() for future in waiting] == [True] + [False] * MAX_PENDING
     opens.set()
     assert waiting[-1].result(WAIT_SECONDS) == 1
+
+
+def ends_in_time(corpus, work):
+    """Whether ``work`` ends; where it does not, the fixtures can end still."""
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    thread.join(ENOUGH_SECONDS)
+    if thread.is_alive():
+        corpus._warmer._lock = threading.Lock()  # the other is held for ever
+        return False
+    return True
+
+
+def test_nothing_is_locked_when_a_crowded_out_future_calls_back(corpus, gate):
+    """Cancelling runs the callbacks of a future, and they may warm something else."""
+    held, opens = gate
+    corpus.warm([FISH])
+    assert held.wait(WAIT_SECONDS)
+    again = []
+    oldest = corpus.warm([DOG])
+    oldest.add_done_callback(lambda _: again.append(corpus.warm([CAT])))
+
+    def crowd():
+        for number in range(MAX_PENDING):
+            corpus.warm([f"{number}"])
+
+    assert ends_in_time(corpus, crowd)
+    assert oldest.cancelled()
+    opens.set()
+    assert again[0].result(WAIT_SECONDS) == 1
+
+
+def test_nothing_is_locked_when_a_future_calls_back_while_the_corpus_is_closed(corpus, gate):
+    """It is told that the corpus is closed."""
+    held, opens = gate
+    corpus.warm([FISH])
+    assert held.wait(WAIT_SECONDS)
+    refused = []
+
+    def warm_again(_):
+        try:
+            corpus.warm([CAT])
+        except StoreError as error:
+            refused.append(error)
+        opens.set()  # what runs can end, and closing with it
+
+    corpus.warm([DOG]).add_done_callback(warm_again)
+    assert ends_in_time(corpus, corpus.close)
+    assert len(refused) == 1
+
+
+def test_cancelled_calls_take_no_place_when_many_wait(corpus, gate):
+    """Who gave up crowds nobody out."""
+    held, opens = gate
+    corpus.warm([FISH])
+    assert held.wait(WAIT_SECONDS)
+    wanted = corpus.warm([CAT])
+    for number in range(2 * MAX_PENDING):
+        assert corpus.warm([f"{number}"]).cancel()
+    opens.set()
+    assert wanted.result(WAIT_SECONDS) == 1
 
 
 def test_error_is_in_the_future_when_warming_fails(corpus, monkeypatch):
@@ -198,6 +296,19 @@ def test_nothing_stays_behind_a_prefix_when_it_is_forgotten_meanwhile(corpus, mo
     assert corpus.engine.store.stats()[0].num_entries == 4
 
 
+@contextmanager
+def closing(corpus, opens):
+    """Closes the corpus meanwhile; what is held is let go at the end, whatever happens."""
+    closer = threading.Thread(target=corpus.close, daemon=True)
+    closer.start()
+    try:
+        yield
+    finally:
+        opens.set()
+        closer.join(WAIT_SECONDS)
+    assert not closer.is_alive()
+
+
 def test_running_call_ends_behind_its_chunk_when_the_corpus_is_closed(corpus, monkeypatch):
     """It resolves to what it has done by then."""
     held, opens = threading.Event(), threading.Event()
@@ -212,13 +323,9 @@ def test_running_call_ends_behind_its_chunk_when_the_corpus_is_closed(corpus, mo
     running = corpus.warm(TEXTS)
     assert held.wait(WAIT_SECONDS)
     waiting = corpus.warm([CAT])
-    closer = threading.Thread(target=corpus.close)
-    closer.start()
-    with pytest.raises(CancelledError):
-        waiting.result(WAIT_SECONDS)
-    opens.set()
+    with closing(corpus, opens), pytest.raises(CancelledError):
+        waiting.result(ENOUGH_SECONDS)
     assert running.result(WAIT_SECONDS) == 1
-    closer.join(WAIT_SECONDS)
 
 
 def test_waiting_calls_are_cancelled_when_the_corpus_is_closed(corpus, gate):
@@ -226,23 +333,99 @@ def test_waiting_calls_are_cancelled_when_the_corpus_is_closed(corpus, gate):
     held, opens = gate
     running = corpus.warm([FISH])
     assert held.wait(WAIT_SECONDS)
-    waiting = corpus.warm([CAT])
-    closer = threading.Thread(target=corpus.close)
-    closer.start()
-    with pytest.raises(CancelledError):
-        waiting.result(WAIT_SECONDS)
-    opens.set()
-    closer.join(WAIT_SECONDS)
-    assert not closer.is_alive()
+    waiting = [corpus.warm(texts) for texts in ([CAT], [DOG], [CAT])]
+    with closing(corpus, opens):
+        for future in waiting:
+            with pytest.raises(CancelledError):
+                future.result(ENOUGH_SECONDS)
     assert running.done()
     with pytest.raises(StoreError, match="closed"):
         corpus.warm([CAT])
+
+
+CLOSED = "the corpus is closed; open it again to warm its chunks"
+
+ENDING = """
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pc_rag.errors import StoreError
+from tests.support.corpora import CAT, DOG, FISH, TEXTS, opened
+
+context = opened(has_retrieval=False)
+corpus = context.__enter__()
+corpus.add(TEXTS)
+held, probe = threading.Event(), ThreadPoolExecutor(1)
+warm_chunk = corpus._warmer._warm_chunk
+
+def wait(chunk_id, text):
+    held.set()
+    try:
+        while True:  # until the process ends: then no pool takes anything any more
+            probe.submit(int).result()
+    except RuntimeError:
+        warm_chunk(chunk_id, text)
+
+def when_ended(future):
+    print("cancelled" if future.cancelled() else future.result(), flush=True)
+    try:
+        corpus.warm([FISH])
+    except StoreError as error:
+        print(error, flush=True)
+
+corpus._warmer._warm_chunk = wait
+corpus.warm([f"{CAT} {DOG} {FISH}"]).add_done_callback(when_ended)
+held.wait()
+corpus.warm([DOG])
+corpus.warm([CAT]).add_done_callback(when_ended)
+"""
+
+
+def test_waiting_calls_are_cancelled_when_the_process_ends_without_closing():
+    """Its exit waits for one chunk, not for all that was asked for; nobody's future stays open."""
+    ended = subprocess.run(
+        [sys.executable, "-c", ENDING],
+        capture_output=True,
+        text=True,
+        timeout=WAIT_SECONDS * 2,
+        check=False,
+        cwd=Path(__file__).parents[2],
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert ended.stdout.splitlines() == ["1", "cancelled", CLOSED]
+
+
+@pytest.mark.parametrize("texts", [None, 7, [CAT, 1], [None], [b"text"]])
+def test_call_is_refused_when_it_is_given_no_texts(corpus, texts):
+    """At once, with what was found."""
+    with pytest.raises(PromptError, match=r"warm: .* pass a list of texts"):
+        corpus.warm(texts)
 
 
 def test_single_text_is_refused_when_a_list_is_wanted(corpus):
     """Each character would be a text."""
     with pytest.raises(PromptError, match="list"):
         corpus.warm(CAT)
+
+
+def test_nothing_stays_in_the_store_when_a_chunk_is_collected_while_it_is_encoded(
+    corpus, monkeypatch
+):
+    """Nobody would know of its entry any more."""
+    text = "It is about to go, this one."
+    corpus.add([Document(text, id="gone", is_whole=True)])
+    (key,) = corpus._ingest.entries_of(chunk_id_of(text))
+    assert corpus.engine.store.remove(key)
+    num_before = corpus.engine.store.stats()[0].num_entries
+    encode = corpus.engine.source.encode
+
+    def collect_first(*arguments, **keywords):
+        corpus.remove("gone")
+        assert corpus.gc().num_chunks == 1
+        return encode(*arguments, **keywords)
+
+    monkeypatch.setattr(corpus.engine.source, "encode", collect_first)
+    assert warmed(corpus, [text]) == 1
+    assert corpus.engine.store.stats()[0].num_entries == num_before
 
 
 def test_warmed_entry_goes_with_its_chunk_when_it_is_collected(corpus):

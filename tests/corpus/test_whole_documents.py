@@ -8,8 +8,9 @@ import pytest
 
 from pc_rag.corpus import Document, chunk_id_of
 from pc_rag.errors import LayoutError, StoreIOError
+from pc_rag.model.sampling import GenerationConfig
 from pc_rag.types import HitKind
-from tests.support.corpora import CAT, DOG, SHORT, chunk_uses, opened
+from tests.support.corpora import CAT, DOG, SHORT, chunk_uses, loaded_model, opened
 
 LONG = " ".join(f"word{number}" for number in range(120))
 """Several chunks of 200 tokens, as a byte is a token."""
@@ -70,6 +71,20 @@ def test_whole_document_is_refused_when_no_prompt_could_hold_it():
         with pytest.raises(LayoutError, match=rf"{len(LONG)} tokens; the context ends at 500"):
             corpus.add([whole(LONG)])
         assert corpus.add([Document(LONG)]).num_encoded > 1
+
+
+@pytest.mark.parametrize("add_bos", [False, True])
+def test_whole_document_is_taken_when_the_shortest_prompt_just_holds_it(add_bos):
+    """Itself, BOS where the model wants it, and one token to generate; one more is refused."""
+    num_tokens = 99 - add_bos
+    one = GenerationConfig(max_new_tokens=1)
+    loaded = loaded_model(add_bos=add_bos)
+    with opened(context_limit=100, has_retrieval=False, loaded=loaded) as corpus:
+        with pytest.raises(LayoutError, match=f"{num_tokens + 1} tokens; the context ends at 100"):
+            corpus.add([whole(LONG.replace(" ", "")[: num_tokens + 1])])
+        longest = LONG.replace(" ", "")[:num_tokens]
+        assert corpus.add([whole(longest)]).num_encoded == 1
+        assert corpus.generate(longest, one).metrics.num_generated_tokens == 1
 
 
 def test_nothing_is_encoded_when_whole_documents_come_again(corpus):

@@ -152,6 +152,19 @@ def test_saving_is_unknown_when_the_rate_is():
     assert request_metrics().saved_seconds is None
 
 
+@pytest.mark.parametrize("rate", [None, 100.0])
+def test_nothing_is_saved_when_nothing_was_read(rate):
+    """Known without a rate; what looking in vain took is no negative saving."""
+    assert uncached_metrics(prefill_tokens_per_second=rate).saved_seconds == 0
+
+
+def test_numbers_are_read_back_when_they_were_written_before_there_was_a_rate():
+    """Only of that key: another that is missing is an error."""
+    plain = request_metrics().to_dict()
+    del plain["prefill_tokens_per_second"]
+    assert RequestMetrics.from_dict(plain) == request_metrics()
+
+
 SECONDS = st.floats(0, 1e6, allow_nan=False)
 COUNTS = st.integers(0, 10_000)
 
@@ -217,7 +230,14 @@ def test_metrics_are_read_when_a_newer_writer_added_keys():
     assert RequestMetrics.from_dict(plain) == request_metrics()
 
 
-@pytest.mark.parametrize("key", [each.name for each in dataclasses.fields(RequestMetrics)])
+@pytest.mark.parametrize(
+    "key",
+    [
+        each.name
+        for each in dataclasses.fields(RequestMetrics)
+        if each.name != "prefill_tokens_per_second"  # it came later, see above
+    ],
+)
 def test_key_is_named_when_it_is_missing(key):
     """Half a dictionary is refused by the name of what is not there."""
     plain = request_metrics().to_dict()

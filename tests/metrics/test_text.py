@@ -41,9 +41,22 @@ def test_text_has_rows_and_reasons_when_requests_were_recorded():
     assert "2 of 3 (66.7%)" in text
     assert "0 of 3 (0.0%)" in text
     assert "2 of 6 (33.3%)" in text
-    assert "about 510.0 ms (unknown for 1 more requests)" in text
+    assert "about 510.0 ms" in text
     assert f"3  reuse-off: {REASONS[MissReason.REUSE_OFF]}" in text
     assert "hits that could have been better:" in text
+
+
+def test_one_row_is_of_all_when_requests_had_no_template():
+    """Theirs says that they had none."""
+    text = text_of(request_metrics(template="", tenant=""), request_metrics(template=""))
+    labels = [line.split("  ")[0] for line in text.splitlines()[3:6]]
+    assert labels == ["(no template)", "(no template) (acme)", "all"]
+
+
+def test_unknown_savings_are_told_when_others_are_known():
+    """A sum of some is not taken for one of all."""
+    text = text_of(request_metrics(prefill_tokens_per_second=100.0), request_metrics())
+    assert "about 510.0 ms (unknown for 1 more requests)" in text
 
 
 def test_text_says_so_when_nothing_could_be_hit():

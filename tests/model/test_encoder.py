@@ -186,3 +186,22 @@ def test_buffer_is_given_back_when_the_model_raises():
         list(Encoder(runner).encode([EncodeJob(address((1, 2)))]))
     handle.remove()
     assert runner.pool.idle_bytes == idle > 0
+
+
+def test_pass_is_told_with_its_tokens_when_a_rate_learns_from_it():
+    """Padding is no token, of whichever row; the context is that of one row."""
+    runner, passes = runner_of(), []
+
+    class Rate:
+        def record(self, num_tokens, seconds, *, num_context_tokens):
+            passes.append((num_tokens, num_context_tokens))
+            assert seconds > 0
+
+    encoder = Encoder(runner, rate=Rate())
+    shapes = watch_batches(runner)
+    ((_, context),) = encoder.encode([EncodeJob(address(range(60, 77)))])
+    segments = context_segments((context,))
+    jobs = [EncodeJob(address(ids, 17, (context,)), segments) for ids in texts([30, 29, 28])]
+    assert len(list(encoder.encode(jobs))) == 3
+    assert shapes == [(1, 17), (3, 30)]
+    assert passes == [(17, 0), (87, 17)]
