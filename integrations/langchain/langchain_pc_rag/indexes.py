@@ -74,21 +74,13 @@ class PromptCacheIndex(DocumentIndex):
         """
         documents = _with_ids(items)
         ids = [document.id for document in documents]
-        return _upserted(
-            self._ingestion.add(
-                documents, ids, lambda: self.vectorstore.add_documents(documents, **kwargs)
-            )
-        )
+        return _upserted(self._ingestion.add(documents, ids, kwargs))
 
     async def aupsert(self, items: Sequence[Document], /, **kwargs: Any) -> UpsertResponse:
         """As ``upsert``; encoding does not hold the event loop."""
         documents = _with_ids(items)
         ids = [document.id for document in documents]
-        return _upserted(
-            await self._ingestion.aadd(
-                documents, ids, lambda: self.vectorstore.aadd_documents(documents, **kwargs)
-            )
-        )
+        return _upserted(await self._ingestion.aadd(documents, ids, kwargs))
 
     def delete(self, ids: list[str] | None = None, **kwargs: Any) -> DeleteResponse:
         """Delete documents; ids without one are no failure.

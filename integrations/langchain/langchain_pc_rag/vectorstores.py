@@ -122,16 +122,12 @@ class PromptCacheVectorStore(VectorStore):
             PromptCacheError: A document cannot be encoded; the store is as it was.
         """
         ids = _ids_of(documents, kwargs)
-        return self._ingestion.add(
-            documents, ids, lambda: self.vectorstore.add_documents(documents, **kwargs)
-        )
+        return self._ingestion.add(documents, ids, kwargs)
 
     async def aadd_documents(self, documents: list[Document], **kwargs: Any) -> list[str]:
         """As ``add_documents``; encoding does not hold the event loop."""
         ids = _ids_of(documents, kwargs)
-        return await self._ingestion.aadd(
-            documents, ids, lambda: self.vectorstore.aadd_documents(documents, **kwargs)
-        )
+        return await self._ingestion.aadd(documents, ids, kwargs)
 
     def add_texts(
         self,
