@@ -8,6 +8,7 @@ import pytest
 from langchain_core.documents import Document
 from langchain_core.vectorstores import InMemoryVectorStore, VectorStore
 from langchain_pc_rag import PromptCacheIndex, PromptCacheVectorStore
+from langchain_pc_rag._ingestion import _turns
 
 from pc_rag.errors import IngestError
 from tests.support.corpora import CAT, DOG, FISH, TEXTS
@@ -53,16 +54,19 @@ class ThreadStore(InMemoryVectorStore):
     def __init__(self):
         super().__init__(WordEmbeddings())
         self.has_begun, self.may_go_on = threading.Event(), threading.Event()
-        self.may_go_on.set()
+        self.is_held = False
+
+    def _hold(self):
+        self.has_begun.set()
+        if self.is_held:
+            assert self.may_go_on.wait(TIMEOUT)
 
     def add_documents(self, documents, ids=None, **kwargs):
-        self.has_begun.set()
-        assert self.may_go_on.wait(TIMEOUT)
+        self._hold()
         return super().add_documents(documents, ids, **kwargs)
 
     def delete(self, ids=None, **kwargs):
-        self.has_begun.set()
-        assert self.may_go_on.wait(TIMEOUT)
+        self._hold()
         super().delete(ids, **kwargs)
 
 
@@ -120,6 +124,17 @@ async def _delete(documents, ids, *, is_async):
 
 def _named(**texts):
     return [Document(page_content=text, id=name) for name, text in texts.items()]
+
+
+def _last_of(store, document_id):
+    """The end of the latest turn that somebody wants of a document."""
+    return _turns._last[id(store), document_id]
+
+
+def _wait_for_place(store, document_id, end, work):
+    """Until work stands behind the turn that ends with ``end``, or is done without waiting."""
+    while _last_of(store, document_id) is end and not work.done():
+        threading.Event().wait(0.001)
 
 
 async def _cancelled(task):
@@ -191,7 +206,7 @@ async def test_corpus_follows_when_a_store_goes_on_in_its_thread(counted, is_del
     if is_deletion:
         await documents.aupsert(_named(a=CAT, b=DOG))
     store.has_begun.clear()
-    store.may_go_on.clear()
+    store.is_held = True
     work = documents.adelete(["a"]) if is_deletion else documents.aupsert(_named(a=CAT, b=DOG))
     task = asyncio.create_task(work)
     await asyncio.to_thread(store.has_begun.wait, TIMEOUT)
@@ -309,10 +324,10 @@ async def test_corpus_and_store_agree_when_coroutines_work_on_one_id(counted, se
     first = asyncio.create_task(documents.aupsert(_named(a=CAT)))
     await store.has_begun.wait()
     work = wrapper.aadd_documents(_named(a=DOG)) if second == "upsert" else wrapper.adelete(["a"])
+    store.is_held = False  # the first only
+    end = _last_of(store, "a")
     other = asyncio.create_task(work)
-    for _ in range(20):
-        await asyncio.sleep(0)
-    await documents.vectorstore.aget_by_ids(["a"])
+    await asyncio.to_thread(_wait_for_place, store, "a", end, other)
     store.may_go_on.set()
     await asyncio.gather(first, other)
     held = [document.page_content for document in documents.get(["a"])]
@@ -325,14 +340,15 @@ def test_corpus_and_store_agree_when_threads_work_on_one_id(counted, second):
     """As with coroutines: whoever comes second has the last word in both."""
     store = ThreadStore()
     documents = _index(counted, store)
-    store.may_go_on.clear()
+    store.is_held = True
     with ThreadPoolExecutor(2) as pool:
         first = pool.submit(documents.upsert, _named(a=CAT))
         assert store.has_begun.wait(TIMEOUT)
+        store.is_held = False  # the first only
+        end = _last_of(store, "a")
         work = (documents.upsert, _named(a=DOG)) if second == "upsert" else (documents.delete, "a")
-        store.has_begun.clear()
         other = pool.submit(*work)
-        assert not store.has_begun.wait(0.2)
+        _wait_for_place(store, "a", end, other)
         store.may_go_on.set()
         first.result(TIMEOUT)
         other.result(TIMEOUT)
