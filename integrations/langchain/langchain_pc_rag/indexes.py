@@ -39,6 +39,10 @@ class PromptCacheIndex(DocumentIndex):
     What is deleted is no longer recognised in prompts; ``corpus.gc()`` reclaims its bytes, when you
     call it.
 
+    Where a call fails, is cancelled or interrupted, the corpus follows what the store then holds,
+    if the store can look documents up by their ids. Calls for the same ids take turns in this
+    process, but for synchronous ones on the thread of a running event loop, which cannot wait.
+
     Attributes:
         vectorstore: Holds and finds the documents. What is added to it directly is not encoded.
         corpus: Holds the keys and values of their texts.

@@ -28,6 +28,10 @@ class PromptCacheVectorStore(VectorStore):
     deleted is no longer recognised in prompts; ``corpus.gc()`` reclaims its bytes, when you call
     it. Text that the corpus knows is not encoded again, so an edit of metadata costs nothing.
 
+    Where a call fails, is cancelled or interrupted, the corpus follows what the store then holds,
+    if the store can look documents up by their ids. Calls for the same ids take turns in this
+    process, but for synchronous ones on the thread of a running event loop, which cannot wait.
+
     Args:
         vectorstore: Holds the documents. What is added to it directly is not encoded.
         corpus: Holds the keys and values of their texts, each text one chunk.
