@@ -39,6 +39,10 @@ class PromptCacheIndex(DocumentIndex):
     What is deleted is no longer recognised in prompts; ``corpus.gc()`` reclaims its bytes, when you
     call it.
 
+    Where a call fails, is cancelled or interrupted, the corpus follows what the store then holds,
+    if the store can look documents up by their ids. Calls for the same ids take turns in this
+    process, but for synchronous ones on the thread of a running event loop, which cannot wait.
+
     Attributes:
         vectorstore: Holds and finds the documents. What is added to it directly is not encoded.
         corpus: Holds the keys and values of their texts.
@@ -74,21 +78,13 @@ class PromptCacheIndex(DocumentIndex):
         """
         documents = _with_ids(items)
         ids = [document.id for document in documents]
-        return _upserted(
-            self._ingestion.add(
-                documents, ids, lambda: self.vectorstore.add_documents(documents, **kwargs)
-            )
-        )
+        return _upserted(self._ingestion.add(documents, ids, kwargs))
 
     async def aupsert(self, items: Sequence[Document], /, **kwargs: Any) -> UpsertResponse:
         """As ``upsert``; encoding does not hold the event loop."""
         documents = _with_ids(items)
         ids = [document.id for document in documents]
-        return _upserted(
-            await self._ingestion.aadd(
-                documents, ids, lambda: self.vectorstore.aadd_documents(documents, **kwargs)
-            )
-        )
+        return _upserted(await self._ingestion.aadd(documents, ids, kwargs))
 
     def delete(self, ids: list[str] | None = None, **kwargs: Any) -> DeleteResponse:
         """Delete documents; ids without one are no failure.

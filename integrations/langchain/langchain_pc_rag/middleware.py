@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 from typing import TYPE_CHECKING, Annotated, Any, NotRequired, cast
 
 from langchain_core.documents import Document
@@ -18,7 +19,7 @@ from langchain_pc_rag.chunks import (
     mark_chunks,
     text_block,
 )
-from pc_rag.errors import require
+from pc_rag.errors import MissingDependencyError, require
 
 require(
     "langchain.agents.middleware",
@@ -29,6 +30,14 @@ require(
 
 from langchain.agents.middleware import AgentMiddleware, AgentState  # noqa: E402 - behind its gate
 from langchain.agents.middleware.types import PrivateStateAttr  # noqa: E402
+
+if len(AgentMiddleware.__parameters__) < 3:  # type: ignore[attr-defined]  # noqa: PLR2004 - state, context, response
+    _found = importlib.metadata.version("langchain")
+    raise MissingDependencyError(
+        f"PromptCacheMiddleware (of langchain >= 1.2.10, and {_found} is installed)",
+        "agents",
+        "langchain-pc-rag",
+    )
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -78,7 +87,7 @@ class PromptCacheMiddleware(AgentMiddleware[PromptCacheState, Any, Any]):
         document_prompt: Writes a document; see ``format_chunks``.
 
     Raises:
-        MissingDependencyError: On import: the package ``langchain`` is not installed.
+        MissingDependencyError: On import: the package ``langchain`` is not installed, or too old.
     """
 
     state_schema = PromptCacheState

@@ -28,6 +28,10 @@ class PromptCacheVectorStore(VectorStore):
     deleted is no longer recognised in prompts; ``corpus.gc()`` reclaims its bytes, when you call
     it. Text that the corpus knows is not encoded again, so an edit of metadata costs nothing.
 
+    Where a call fails, is cancelled or interrupted, the corpus follows what the store then holds,
+    if the store can look documents up by their ids. Calls for the same ids take turns in this
+    process, but for synchronous ones on the thread of a running event loop, which cannot wait.
+
     Args:
         vectorstore: Holds the documents. What is added to it directly is not encoded.
         corpus: Holds the keys and values of their texts, each text one chunk.
@@ -122,16 +126,12 @@ class PromptCacheVectorStore(VectorStore):
             PromptCacheError: A document cannot be encoded; the store is as it was.
         """
         ids = _ids_of(documents, kwargs)
-        return self._ingestion.add(
-            documents, ids, lambda: self.vectorstore.add_documents(documents, **kwargs)
-        )
+        return self._ingestion.add(documents, ids, kwargs)
 
     async def aadd_documents(self, documents: list[Document], **kwargs: Any) -> list[str]:
         """As ``add_documents``; encoding does not hold the event loop."""
         ids = _ids_of(documents, kwargs)
-        return await self._ingestion.aadd(
-            documents, ids, lambda: self.vectorstore.aadd_documents(documents, **kwargs)
-        )
+        return await self._ingestion.aadd(documents, ids, kwargs)
 
     def add_texts(
         self,

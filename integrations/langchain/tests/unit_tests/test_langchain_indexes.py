@@ -81,7 +81,7 @@ class OwnIdStore(InMemoryVectorStore):
 
 
 def test_every_document_is_a_hit_when_upserted(counted):
-    """Each document's text is one chunk, served from the store in a prompt of any shape."""
+    """Pitfall 35: each text is one chunk, served from the store in a prompt of any shape."""
     response = _index(counted).upsert(texts_as_documents(CAT, f"\n{DOG}  ", FISH, source="a.txt"))
     assert len(set(response["succeeded"])) == 3
     num_encoded = counted.num_encoded
@@ -128,7 +128,7 @@ async def test_other_searches_are_the_stores_when_named(counted):
 
 
 async def test_only_the_tenants_document_returns_when_filtered(counted):
-    """The same text of two tenants is one entry and two documents, which a filter tells apart."""
+    """Pitfall 37: one text of two tenants is one entry and two documents, told apart by filters."""
     documents = _index(counted, search_kwargs={"filter": lambda d: d.metadata["tenant"] == "a"})
     num_before = counted.num_encoded
     documents.upsert(texts_as_documents(CAT, tenant="a") + texts_as_documents(CAT, tenant="b"))
@@ -142,7 +142,7 @@ async def test_only_the_tenants_document_returns_when_filtered(counted):
 
 @pytest.mark.parametrize("metadata", [{"n": 2}, {"source": "b.txt"}, {}])
 def test_nothing_is_encoded_when_only_metadata_changed(counted, metadata):
-    """An edit of metadata reaches the vector store and costs no encoding."""
+    """Pitfall 39: an edit of metadata reaches the vector store and costs no encoding."""
     documents = _index(counted)
     documents.upsert([Document(page_content=CAT, metadata={"n": 1}, id="cat")])
     num_encoded = counted.num_encoded
@@ -168,7 +168,7 @@ async def _upsert(documents, items, *, is_async):
 
 @pytest.mark.parametrize("is_async", [False, True])
 async def test_old_version_answers_when_encoding_the_new_one_fails(counted, is_async):
-    """The error surfaces; the old document is retrieved, and its text is a hit."""
+    """Pitfall 41: the error surfaces; the old document is retrieved, and its text is a hit."""
     documents = _index(counted)
     documents.upsert([Document(page_content=CAT, id="1"), Document(page_content=DOG, id="2")])
     counted.entries.broken.add("put")
@@ -336,7 +336,7 @@ async def test_one_chunk_is_encoded_when_one_document_changed(counted, cleanup):
 
 @pytest.mark.parametrize("cleanup", CLEANUPS)
 def test_nothing_is_encoded_when_only_metadata_is_indexed_anew(counted, cleanup):
-    """``index()`` takes a document with other metadata for another one; its text is known."""
+    """Pitfall 39: ``index()`` takes other metadata for another document; its text is known."""
     documents, records = _index(counted), _records()
     _run(documents, texts_as_documents(source="a.txt", page="1"), records, cleanup=cleanup)
     num_encoded = counted.num_encoded
@@ -363,7 +363,7 @@ def test_only_new_text_is_encoded_when_batches_tear_a_source_apart(counted, clea
 
 
 def test_one_tombstone_is_left_when_one_of_many_lines_is_dropped(counted):
-    """Of 201 one-line documents of a source one goes; the others stay and answer."""
+    """Pitfall 40: of 201 one-line documents of a source one goes; the others answer."""
     documents, records = _index(counted), _records()
     items = texts_as_documents(*(f"Line number {i} of the file." for i in range(201)), source="a")
     _run(documents, items, records, cleanup="full")

@@ -277,6 +277,28 @@ def test_extra_is_named_when_langchain_is_absent():
     assert "langchain-pc-rag[agents]" in done.stdout
 
 
+def test_version_is_named_when_langchain_is_too_old():
+    """Middleware of two type parameters, as before 1.2.10, is told to be too old."""
+    program = (
+        "import typing\n"
+        "import langchain.agents.middleware as middleware\n"
+        "S, C = typing.TypeVar('S'), typing.TypeVar('C')\n"
+        "class Old(typing.Generic[S, C]): pass\n"
+        "middleware.AgentMiddleware = Old\n"
+        "import langchain_pc_rag\n"
+        "try:\n"
+        "    langchain_pc_rag.PromptCacheMiddleware\n"
+        "except Exception as error:\n"
+        "    print(type(error).__name__, error)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.startswith("MissingDependencyError PromptCacheMiddleware")
+    assert "langchain >= 1.2.10" in done.stdout
+    assert "langchain-pc-rag[agents]" in done.stdout
+
+
 def test_nothing_is_imported_when_the_package_is():
     """``import langchain_pc_rag`` brings neither langchain, langchain-core nor torch."""
     program = (

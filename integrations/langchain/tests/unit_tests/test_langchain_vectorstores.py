@@ -194,7 +194,7 @@ async def test_searches_are_the_stores_own_when_called(counted):
 
 
 async def test_only_the_tenants_document_returns_when_filtered(counted, store):
-    """The same text of two tenants is one entry; the filter is the store's."""
+    """Pitfall 37: the same text of two tenants is one entry; the filter is the store's."""
     num_before = counted.num_encoded
     store.add_documents(texts_as_documents(CAT, tenant="a") + texts_as_documents(CAT, tenant="b"))
 
@@ -240,7 +240,7 @@ def test_other_methods_are_the_stores_when_only_it_has_them(counted):
 
 @pytest.mark.parametrize("cleanup", ["incremental", "full", "scoped_full", None])
 def test_only_new_text_is_encoded_when_indexed(counted, store, cleanup):
-    """``index()`` takes the wrapper for any vector store."""
+    """Pitfall 39: ``index()`` takes the wrapper for any store; known text costs nothing."""
     records = InMemoryRecordManager("tests")
     records.create_schema()
     options = {"cleanup": cleanup, "source_id_key": "source", "key_encoder": "sha256"}
