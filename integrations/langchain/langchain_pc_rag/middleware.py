@@ -11,6 +11,7 @@ from langchain_core.documents import Document
 from langchain_core.messages import HumanMessage, SystemMessage, ToolMessage
 from typing_extensions import TypedDict
 
+from langchain_pc_rag._checks import check_corpus
 from langchain_pc_rag.chunks import (
     ContentBlock,
     chunk_texts,
@@ -87,6 +88,7 @@ class PromptCacheMiddleware(AgentMiddleware[PromptCacheState, Any, Any]):
         document_prompt: Writes a document; see ``format_chunks``.
 
     Raises:
+        ConfigError: No corpus.
         MissingDependencyError: On import: the package ``langchain`` is not installed, or too old.
     """
 
@@ -103,6 +105,7 @@ class PromptCacheMiddleware(AgentMiddleware[PromptCacheState, Any, Any]):
         document_prompt: BasePromptTemplate[str] | None = None,
     ) -> None:
         super().__init__()
+        check_corpus(type(self).__name__, corpus)
         self.corpus = corpus
         self.retriever = retriever
         self.system_prompt = system_prompt

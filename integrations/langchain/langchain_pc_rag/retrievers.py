@@ -9,6 +9,7 @@ from langchain_core.retrievers import BaseRetriever
 from langchain_core.runnables import Runnable, RunnableConfig, RunnableLambda
 from pydantic import ConfigDict
 
+from langchain_pc_rag._checks import check_corpus
 from pc_rag.corpus import Corpus
 
 if TYPE_CHECKING:
@@ -56,7 +57,11 @@ def warm_documents(corpus: Corpus) -> Runnable[list[Document], list[Document]]:
 
     Args:
         corpus: Holds the keys and values of the documents' texts.
+
+    Raises:
+        ConfigError: No corpus.
     """
+    check_corpus("warm_documents", corpus)
 
     def warm(documents: list[Document]) -> list[Document]:
         return _warmed(corpus, documents)

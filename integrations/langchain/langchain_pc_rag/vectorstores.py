@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Self
 from langchain_core.documents import Document
 from langchain_core.vectorstores import InMemoryVectorStore, VectorStore
 
+from langchain_pc_rag._checks import check_corpus, check_vectorstore
 from langchain_pc_rag._ingestion import Ingestion, required_ids
 from pc_rag.errors import ConfigError, IngestError
 
@@ -37,9 +38,14 @@ class PromptCacheVectorStore(VectorStore):
         corpus: Holds the keys and values of their texts, each text one chunk.
         namespace: Put before ids in the corpus. Stores that share a corpus need different ones
             where their ids may be alike; otherwise a document of one replaces the other's.
+
+    Raises:
+        ConfigError: No vector store, or no corpus.
     """
 
     def __init__(self, vectorstore: VectorStore, corpus: Corpus, *, namespace: str = "") -> None:
+        check_vectorstore(type(self).__name__, vectorstore)
+        check_corpus(type(self).__name__, corpus)
         self.vectorstore = vectorstore
         self.corpus = corpus
         self._ingestion = Ingestion(vectorstore, corpus, namespace)

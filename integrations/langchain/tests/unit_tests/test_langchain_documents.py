@@ -6,8 +6,18 @@ import pytest
 from langchain_core.documents import Document
 from langchain_core.messages import HumanMessage
 from langchain_core.runnables import RunnableLambda
-from langchain_pc_rag import CacheHitHandler, ChatPcRag, DocumentOutcome, format_chunks
+from langchain_core.vectorstores import InMemoryVectorStore
+from langchain_pc_rag import (
+    CacheHitHandler,
+    ChatPcRag,
+    DocumentOutcome,
+    PromptCacheMiddleware,
+    PromptCacheVectorStore,
+    format_chunks,
+    warm_documents,
+)
 
+from pc_rag.errors import ConfigError
 from tests.support.corpora import CAT, DOG
 
 UNKNOWN = "Nobody has ever indexed this text about whales and their long journeys."
@@ -43,3 +53,21 @@ def test_fate_of_a_document_is_told_when_it_was_no_hit(corpus, as_blocks):
     report = hits.report()
     assert "unknown: not indexed" in report
     assert "left out: not in the prompt" in report
+
+
+@pytest.mark.parametrize(
+    ("build", "named"),
+    [
+        (
+            lambda llm: PromptCacheVectorStore(InMemoryVectorStore(None), llm),
+            "corpus is a ChatPcRag",
+        ),
+        (lambda llm: PromptCacheVectorStore(None, llm.open_corpus()), "vectorstore is a NoneType"),
+        (PromptCacheMiddleware, "corpus is a ChatPcRag"),
+        (warm_documents, "corpus is a ChatPcRag"),
+    ],
+)
+def test_wrong_object_is_refused_when_it_is_handed_over(corpus, build, named):
+    """At once, with what to give instead."""
+    with pytest.raises(ConfigError, match=named):
+        build(ChatPcRag(corpus=corpus))
