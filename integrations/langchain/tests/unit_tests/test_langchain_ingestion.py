@@ -238,12 +238,14 @@ async def test_corpus_has_what_the_store_took_when_an_addition_is_torn(counted, 
     assert counted.stats.num_documents == 1
 
 
-def test_random_ids_are_dropped_when_a_store_without_lookup_fails(counted):
+@pytest.mark.parametrize("is_async", [False, True])
+async def test_random_ids_are_dropped_when_a_store_without_lookup_fails(counted, is_async):
     """Ids that the store was never told can be dropped, whatever it can tell."""
     store = TornStore(ConnectionError("torn"), is_blind=True)
     store.is_torn = True
+    wrapper, items = PromptCacheVectorStore(store, counted.corpus), texts_as_documents()
     with pytest.raises(ConnectionError):
-        PromptCacheVectorStore(store, counted.corpus).add_documents(texts_as_documents())
+        await wrapper.aadd_documents(items) if is_async else wrapper.add_documents(items)
     assert counted.stats.num_documents == 0
 
 
