@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from langchain_core.runnables import run_in_executor
 from langchain_core.vectorstores import VectorStore
 
-from langchain_pc_rag._finishing import ended, tidied
-from langchain_pc_rag._turns import Turns
 from pc_rag.corpus import Document as CorpusDocument
 from pc_rag.errors import IngestError
+from pc_rag.serving.finishing import ended, tidied
+from pc_rag.serving.turns import Turns
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -5,8 +5,9 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from langchain_pc_rag._finishing import ended, tidied
-from langchain_pc_rag._turns import Turns
+
+from pc_rag.serving.finishing import ended, tidied
+from pc_rag.serving.turns import Turns
 
 TIMEOUT = 60
 
