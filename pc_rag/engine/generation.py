@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -101,7 +102,7 @@ class Generation:
             has_failed = True
             raise
         finally:
-            self._end(has_failed=has_failed)
+            self._end_when_safe(has_failed=has_failed)
 
     def cancel(self) -> None:
         """End before the next token; for any thread."""
@@ -110,7 +111,11 @@ class Generation:
     def cancel_unstarted(self) -> None:
         """Account for a request that nobody pulled."""
         if self.completion is None:
-            self._end(has_failed=False)
+            self._end_when_safe(has_failed=False)
+
+    def end_others(self) -> None:
+        """Do what was left of generations that the garbage collector ended."""
+        self._machinery.endings.do_deferred()
 
     def _make_sampler(self, config: GenerationConfig) -> Sampler:
         device = self._machinery.runner.device
@@ -127,6 +132,7 @@ class Generation:
             Logits behind the prompt, and the view that later tokens go on with.
         """
         watch, machinery = self._watch, self._machinery
+        self.end_others()  # frees leases and buffers
         reused: list[Segment] = []
         if self._reuse and machinery.prefix_tree is not None:
             with watch.measure(Phase.LOOKUP):
@@ -248,6 +254,9 @@ class Generation:
             return  # nothing holds their KV
         if tokenizer.control_ids.isdisjoint(token_ids) and tokenizer.decode(token_ids) == text:
             machinery.answers.remember(text, token_ids)
+
+    def _end_when_safe(self, *, has_failed: bool) -> None:
+        self._machinery.endings.do(partial(self._end, has_failed=has_failed))
 
     def _end(self, *, has_failed: bool) -> None:
         """Give everything back and account for the request, exactly once."""
