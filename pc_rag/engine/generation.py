@@ -15,6 +15,7 @@ from pc_rag.errors import LayoutError, StoreError
 from pc_rag.layout.plan import RequestPlan
 from pc_rag.layout.reuse import plan_symbols, with_reused
 from pc_rag.metrics import Phase
+from pc_rag.model.answer_memory import PromptDigest
 from pc_rag.model.assembly import assemble, fresh_tokens
 from pc_rag.model.detokenize import Detokenizer
 from pc_rag.model.kv_view import KVView, Segment
@@ -253,7 +254,8 @@ class Generation:
         if machinery.prefix_tree is None:
             return  # nothing holds their KV
         if tokenizer.control_ids.isdisjoint(token_ids) and tokenizer.decode(token_ids) == text:
-            machinery.answers.remember(text, token_ids)
+            prompt = PromptDigest(tokenizer, self._request.plan.token_ids)
+            machinery.answers.remember(text, token_ids, behind=prompt)
 
     def _end_when_safe(self, *, has_failed: bool) -> None:
         self._machinery.endings.do(partial(self._end, has_failed=has_failed))

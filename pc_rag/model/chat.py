@@ -19,13 +19,18 @@ A model without a template gets a plain format::
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from enum import StrEnum
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from pc_rag.errors import PromptError, UnsupportedModelError
-from pc_rag.model.conversation import ChatMessage, as_conversation, fold_system, merge_roles
+from pc_rag.model.chat_pieces import ChatPiece, PieceBuilder, PieceKind
+from pc_rag.model.conversation import (
+    SEPARATOR,
+    ChatMessage,
+    as_conversation,
+    fold_system,
+    merge_roles,
+)
 from pc_rag.model.template_input import (
     TemplateInput,
     TemplateRefusal,
@@ -50,10 +55,9 @@ if TYPE_CHECKING:
     from pc_rag.model.conversation import Conversation, ToolSpec
     from pc_rag.model.tokenizer import TextTokenizer
     from pc_rag.model.tool_format import ToolFormat
-    from pc_rag.types import TokenIds
 
-_SEPARATOR = "\n\n"
-"""Stands between the messages of the plain format."""
+__all__ = ["ChatFormat", "ChatPiece", "PieceKind"]
+
 _PLAIN_LABELS = {
     Role.SYSTEM: "System",
     Role.USER: "User",
@@ -62,42 +66,13 @@ _PLAIN_LABELS = {
 }
 
 
-class PieceKind(StrEnum):
-    """Where a piece of a rendered conversation comes from."""
-
-    CONTROL = "control"
-    """The chat template: role markers, separators, texts of its own."""
-    CONTENT = "content"
-    """A message; or a string of a tool or of a call that imitates a control token."""
-    ANSWER = "answer"
-    """A message that the model itself has generated: its tokens are those it generated."""
-
-
-@dataclass(frozen=True, slots=True)
-class ChatPiece:
-    """A run of a rendered conversation.
-
-    Attributes:
-        kind: Where it comes from.
-        text: Its text, as the template places it (trimmed if the template trims, escaped if it
-            writes JSON).
-        token_ids: Its tokens; the prompt is the pieces' ids joined, nothing more.
-        chunks: Of a content: ``ChatMessage.chunks`` of its message.
-    """
-
-    kind: PieceKind
-    text: str
-    token_ids: TokenIds
-    chunks: tuple[str, ...] = ()
-
-
 class ChatFormat:
     """Renders conversations into pieces of token ids.
 
     Args:
         tokenizer: The model's tokenizer with its chat template, if it has one.
-        answers: What the model has generated before; assistant messages of just that text keep
-            their generated tokens.
+        answers: What the model has generated before; an assistant's message keeps the tokens it
+            was generated as, behind just the conversation that it answered.
     """
 
     def __init__(self, tokenizer: TextTokenizer, *, answers: AnswerMemory | None = None) -> None:
@@ -179,7 +154,7 @@ class ChatFormat:
                 except TemplateRefusal as refusal:
                     refused = refused or refusal
                     continue
-                return self._with_bos(self._fill(skeleton, prepared))
+                return self._fill(skeleton, prepared)
         raise _refused_error(merged, refused) from refused
 
     def control_texts(
@@ -269,51 +244,18 @@ class ChatFormat:
             )
         return skeleton
 
-    def _fill(self, skeleton: Skeleton, prepared: TemplateInput) -> list[ChatPiece]:
-        pieces: list[ChatPiece] = []
+    def _fill(self, skeleton: Skeleton, prepared: TemplateInput) -> tuple[ChatPiece, ...]:
+        builder = PieceBuilder(self._tokenizer, self._answers, is_plain=not self.has_template)
         for index, control in enumerate(skeleton.controls):
             # Template text and strings that imitate control tokens, in turn.
             for number, text in enumerate(split_values(control, prepared.values.__getitem__)):
-                if text:
-                    pieces.append(self._piece(text, is_value=number % 2 == 1, is_first=not pieces))
+                add = builder.add_content if number % 2 else builder.add_control
+                add(text)
             if index < len(skeleton.places):
                 place = skeleton.places[index]
                 message = prepared.messages[place.message]
-                content = place.fit(message.content)
-                if content:
-                    piece = self._content(message, content, is_first=not pieces)
-                    if piece.kind is PieceKind.ANSWER and not self.has_template:
-                        # It was generated right behind the colon, so there it stands again.
-                        label = pieces.pop().text.removesuffix(" ")
-                        pieces.append(self._piece(label, is_value=False, is_first=not pieces))
-                    pieces.append(piece)
-        return pieces
-
-    def _piece(self, text: str, *, is_value: bool, is_first: bool) -> ChatPiece:
-        if is_value:
-            ids = self._tokenizer.encode_text(text, is_first=is_first)
-            return ChatPiece(PieceKind.CONTENT, text, ids)
-        ids = self._tokenizer.encode_template(text, is_first=is_first)
-        return ChatPiece(PieceKind.CONTROL, text, ids)
-
-    def _content(self, message: ChatMessage, text: str, *, is_first: bool) -> ChatPiece:
-        """The piece of a message whose content the template places as ``text``."""
-        if message.role is Role.ASSISTANT and self._answers is not None:
-            generated = self._answers.token_ids_of(text)
-            if generated is not None:
-                return ChatPiece(PieceKind.ANSWER, text, generated)
-        ids = self._tokenizer.encode_text(text, is_first=is_first)
-        return ChatPiece(PieceKind.CONTENT, text, ids, message.chunks)
-
-    def _with_bos(self, pieces: list[ChatPiece]) -> tuple[ChatPiece, ...]:
-        bos_ids = self._tokenizer.bos_ids
-        if not bos_ids or (pieces and pieces[0].token_ids[: len(bos_ids)] == bos_ids):
-            return tuple(pieces)
-        text = self._tokenizer.backend.decode(list(bos_ids), skip_special_tokens=False)
-        if pieces and pieces[0].kind is PieceKind.CONTROL:
-            first = pieces.pop(0)
-            text, bos_ids = text + first.text, bos_ids + first.token_ids
-        return (ChatPiece(PieceKind.CONTROL, text, bos_ids), *pieces)
+                builder.add_message(message, place.fit(message.content))
+        return builder.finish()
 
 
 def _no_tools(fault: str) -> UnsupportedModelError:
@@ -339,6 +281,6 @@ def _refused_error(messages: tuple[ChatMessage, ...], reason: Exception | None) 
 
 def _plain_skeleton(roles: Sequence[Role], *, add_generation_prompt: bool) -> Skeleton:
     opens = [f"{_PLAIN_LABELS[role]}: " for role in roles]
-    controls = [opens[0], *(_SEPARATOR + text for text in opens[1:])]
-    end = f"{_SEPARATOR}{_PLAIN_LABELS[Role.ASSISTANT]}:" if add_generation_prompt else ""
+    controls = [opens[0], *(SEPARATOR + text for text in opens[1:])]
+    end = f"{SEPARATOR}{_PLAIN_LABELS[Role.ASSISTANT]}:" if add_generation_prompt else ""
     return Skeleton((*controls, end), tuple(Place(index) for index in range(len(roles))))

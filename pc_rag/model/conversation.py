@@ -10,8 +10,8 @@ from typing import Any, TypeAlias
 from pc_rag.errors import PromptError
 from pc_rag.types import Role
 
-_SEPARATOR = "\n\n"
-"""Joins contents of one role, and a folded system text to its user message."""
+SEPARATOR = "\n\n"
+"""Joins contents of one role, a folded system text to its user message, and plain messages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +167,7 @@ def merge_roles(messages: Sequence[ChatMessage]) -> tuple[ChatMessage, ...]:
         else:
             merged[-1] = replace(
                 last,
-                content=last.content + _SEPARATOR + message.content,
+                content=last.content + SEPARATOR + message.content,
                 chunks=last.chunks + message.chunks,
                 tool_calls=message.tool_calls,
             )
