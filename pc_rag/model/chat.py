@@ -38,7 +38,14 @@ from pc_rag.model.template_input import (
     template_input,
     variants,
 )
-from pc_rag.model.template_skeleton import PAD, Place, Skeleton, find_skeleton, split_values
+from pc_rag.model.template_skeleton import (
+    PAD,
+    Place,
+    Skeleton,
+    find_skeleton,
+    has_mark,
+    split_values,
+)
 from pc_rag.model.tool_format import (
     PROBE_NAME,
     PROBE_TOOLS,
@@ -136,7 +143,8 @@ class ChatFormat:
             add_generation_prompt: End with what opens the assistant's answer.
 
         Raises:
-            PromptError: No messages, or an order of roles that the template refuses.
+            PromptError: No messages, an order of roles that the template refuses, or a string of a
+                tool or a call that it would make a control token of.
             UnsupportedModelError: Tools or calls of tools that the template does not show.
         """
         given = as_conversation(conversation)
@@ -148,13 +156,10 @@ class ChatFormat:
         for messages in dict.fromkeys((merged, fold_system(merged))):
             merged, refused = messages, None
             for variant in variants(messages):
-                prepared = self._prepare(variant, given.tools)
                 try:
-                    skeleton = self._take_apart(prepared, add_prompt=add_generation_prompt)
+                    return self._render(variant, given.tools, add_prompt=add_generation_prompt)
                 except TemplateRefusal as refusal:
                     refused = refused or refusal
-                    continue
-                return self._fill(skeleton, prepared)
         raise _refused_error(merged, refused) from refused
 
     def control_texts(
@@ -209,8 +214,39 @@ class ChatFormat:
         if any(message.tool_calls for message in messages) and not self._shows_calls:
             raise _no_tools("leaves out calls of tools, and the conversation has some")
 
+    def _render(
+        self, messages: tuple[ChatMessage, ...], tools: tuple[ToolSpec, ...], *, add_prompt: bool
+    ) -> tuple[ChatPiece, ...]:
+        """Render messages; strings that the template makes control tokens of are hidden from it.
+
+        Single strings may be harmless, and become a control token by what the template does with
+        them. A rendering that sees none of them shows which control tokens are the template's own.
+        """
+        prepared = self._prepare(messages, tools)
+        pieces = self._fill(self._take_apart(prepared, add_prompt=add_prompt), prepared)
+        if not prepared.has_foreign_strings or not self.has_template:
+            return pieces
+        hidden = self._prepare(messages, tools, hides_all=True)
+        own = self._fill(self._take_apart(hidden, add_prompt=add_prompt), hidden)
+        is_own = self._control_ids(pieces) == self._control_ids(own)
+        chosen = pieces if is_own else own
+        if any(piece.kind is PieceKind.CONTROL and has_mark(piece.text) for piece in chosen):
+            raise TemplateRefusal(
+                "it rewrites a string of a tool or of a call that reads as a control token"
+            )
+        return chosen
+
+    def _control_ids(self, pieces: tuple[ChatPiece, ...]) -> list[int]:
+        controls = (piece for piece in pieces if piece.kind is PieceKind.CONTROL)
+        reserved = self._tokenizer.reserved_ids
+        return [i for piece in controls for i in piece.token_ids if i in reserved]
+
     def _prepare(
-        self, messages: tuple[ChatMessage, ...], tools: tuple[ToolSpec, ...]
+        self,
+        messages: tuple[ChatMessage, ...],
+        tools: tuple[ToolSpec, ...],
+        *,
+        hides_all: bool = False,
     ) -> TemplateInput:
         has_calls = any(message.tool_calls for message in messages)
         return template_input(
@@ -218,6 +254,7 @@ class ChatFormat:
             tools,
             self._tokenizer,
             has_text_arguments=has_calls and self._has_text_arguments,
+            hides_all=hides_all,
         )
 
     def _take_apart(self, prepared: TemplateInput, *, add_prompt: bool) -> Skeleton:
