@@ -132,11 +132,12 @@ class ChatFormat:
     ) -> tuple[ChatPiece, ...]:
         """Render a conversation.
 
-        Neighbouring messages of one role become one, joined by an empty line; answers of tools stay
-        apart. Where the template knows no system role, system text is put before the next user
-        message. BOS stands at the start once, if the tokenizer or the template wants it there.
-        Text beside calls of tools becomes a message of its own where the template has no place for
-        it, and is left out where it refuses that too.
+        Neighbouring messages of one role and name become one, joined by an empty line (of one role,
+        where the template refuses them otherwise); answers of tools stay apart. Where the template
+        knows no system role, system text is put before the next user message. BOS stands at the
+        start once, if the tokenizer or the template wants it there. Text beside calls of tools
+        becomes a message of its own where the template has no place for it, and is left out where
+        it refuses that too.
 
         Args:
             conversation: What is said, oldest first, and the tools that may be called.
@@ -153,7 +154,9 @@ class ChatFormat:
             raise PromptError("a conversation needs at least one message; got none")
         self._check_tools(merged, given.tools)
         refused: TemplateRefusal | None = None
-        for messages in dict.fromkeys((merged, fold_system(merged))):
+        folded = fold_system(merged)
+        nameless = (merge_roles(each, joins_names=True) for each in (merged, folded))
+        for messages in dict.fromkeys((merged, folded, *nameless)):
             merged, refused = messages, None
             for variant in variants(messages):
                 try:
