@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -14,6 +15,7 @@ from pc_rag.errors import LayoutError, StoreError
 from pc_rag.layout.plan import RequestPlan
 from pc_rag.layout.reuse import plan_symbols, with_reused
 from pc_rag.metrics import Phase
+from pc_rag.model.answer_memory import PromptDigest
 from pc_rag.model.assembly import assemble, fresh_tokens
 from pc_rag.model.detokenize import Detokenizer
 from pc_rag.model.kv_view import KVView, Segment
@@ -101,7 +103,7 @@ class Generation:
             has_failed = True
             raise
         finally:
-            self._end(has_failed=has_failed)
+            self._end_when_safe(has_failed=has_failed)
 
     def cancel(self) -> None:
         """End before the next token; for any thread."""
@@ -110,7 +112,11 @@ class Generation:
     def cancel_unstarted(self) -> None:
         """Account for a request that nobody pulled."""
         if self.completion is None:
-            self._end(has_failed=False)
+            self._end_when_safe(has_failed=False)
+
+    def end_others(self) -> None:
+        """Do what was left of generations that the garbage collector ended."""
+        self._machinery.endings.do_deferred()
 
     def _make_sampler(self, config: GenerationConfig) -> Sampler:
         device = self._machinery.runner.device
@@ -127,6 +133,7 @@ class Generation:
             Logits behind the prompt, and the view that later tokens go on with.
         """
         watch, machinery = self._watch, self._machinery
+        self.end_others()  # frees leases and buffers
         reused: list[Segment] = []
         if self._reuse and machinery.prefix_tree is not None:
             with watch.measure(Phase.LOOKUP):
@@ -247,7 +254,11 @@ class Generation:
         if machinery.prefix_tree is None:
             return  # nothing holds their KV
         if tokenizer.control_ids.isdisjoint(token_ids) and tokenizer.decode(token_ids) == text:
-            machinery.answers.remember(text, token_ids)
+            prompt = PromptDigest(tokenizer, self._request.plan.token_ids)
+            machinery.answers.remember(text, token_ids, behind=prompt)
+
+    def _end_when_safe(self, *, has_failed: bool) -> None:
+        self._machinery.endings.do(partial(self._end, has_failed=has_failed))
 
     def _end(self, *, has_failed: bool) -> None:
         """Give everything back and account for the request, exactly once."""

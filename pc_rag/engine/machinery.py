@@ -9,6 +9,7 @@ from pc_rag.kv.key import EntryAddress
 
 if TYPE_CHECKING:
     from pc_rag.config import EngineConfig
+    from pc_rag.engine.ending import Endings
     from pc_rag.engine.entry_source import EntrySource
     from pc_rag.kv.key import VisibilityContext
     from pc_rag.kv.prefix_tree import PrefixTree
@@ -35,6 +36,7 @@ class Machinery:
         prefix_tree: The exact prefix cache; ``None`` where it is switched off.
         answers: What the model has generated, to be known again in a conversation.
         stats: Takes the metrics.
+        endings: Ends the generations.
         prefill_rate: Learns how fast the model prefills.
         storage_dtype: Numeric type of entries.
         max_position: Position IDs that a request may use.
@@ -49,6 +51,7 @@ class Machinery:
     prefix_tree: PrefixTree | None
     answers: AnswerMemory
     stats: CacheStats
+    endings: Endings
     prefill_rate: PrefillRate
     storage_dtype: StorageDtype
     max_position: int

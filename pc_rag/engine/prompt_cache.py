@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Self
 import torch
 
 from pc_rag.config import AUTO, EngineConfig
+from pc_rag.engine.ending import Endings
 from pc_rag.engine.entry_source import EntrySource
 from pc_rag.engine.generation import Generation
 from pc_rag.engine.machinery import Machinery
@@ -65,7 +66,6 @@ class PromptCache:
         runner: Runs the model.
         source: Gives entries, encoding what the store lacks.
         chat_format: Renders conversations by the model's own template.
-        stats: Metrics of all requests.
     """
 
     def __init__(
@@ -80,7 +80,6 @@ class PromptCache:
         self.source = EntrySource(store, self.runner, rate=prefill_rate)
         answers = AnswerMemory()
         self.chat_format = ChatFormat(loaded.tokenizer, answers=answers)
-        self.stats = CacheStats()
         self.prefix_tree = PrefixTree(config.prefix_cache_bytes)
         self.max_position = min(loaded.max_position, config.context_limit or loaded.max_position)
         self._machinery = Machinery(
@@ -92,7 +91,8 @@ class PromptCache:
             grammars=GrammarCompiler(loaded.tokenizer),
             prefix_tree=self.prefix_tree if config.prefix_cache_bytes else None,
             answers=answers,
-            stats=self.stats,
+            stats=CacheStats(),
+            endings=Endings(),
             prefill_rate=prefill_rate,
             storage_dtype=_storage_dtype(config, loaded.dtype),
             max_position=self.max_position,
@@ -158,6 +158,7 @@ class PromptCache:
             PMLError: The document is not a valid schema; all problems at once.
             StoreFull: The store has no room for its modules.
         """
+        self._machinery.endings.do_deferred()  # what they lease has to stay in the store
         return self._schemas.add(schema)
 
     def generate(
@@ -215,6 +216,7 @@ class PromptCache:
         template: str | None = None,
     ) -> CompletionStream:
         """Run a planned request on a clock that its planner started; see ``stream``."""
+        self._machinery.endings.do_deferred()
         if template is not None:
             request = replace(request, template=template)
         generation = Generation(
@@ -257,6 +259,12 @@ class PromptCache:
         return self._machinery.address(token_ids, start=start, context=context)
 
     @property
+    def stats(self) -> CacheStats:
+        """Metrics of all requests; streams that nobody holds any more are counted as cancelled."""
+        self._machinery.endings.do_deferred()
+        return self._machinery.stats
+
+    @property
     def storage_dtype(self) -> StorageDtype:
         """Numeric type of this engine's entries."""
         return self._machinery.storage_dtype
@@ -268,6 +276,7 @@ class PromptCache:
 
     def close(self) -> None:
         """Release the store, if this engine opened it. Idempotent."""
+        self._machinery.endings.do_deferred()
         if self._owns_store:
             self.store.close()
 

@@ -20,7 +20,9 @@ class CompletionStream:
     Prefill starts at the first ``next``. Closing the stream, or leaving its ``with`` block, stops
     the generation before its next token and gives everything back. It may be pulled from several
     threads, one after the other, and closed by any thread at any time: a ``next`` that runs
-    meanwhile ends the stream once its token is computed.
+    meanwhile ends the stream once its token is computed. One that nobody holds any more is closed
+    as well; where the garbage collector had to find it, what it held comes back with the engine's
+    next request, or when its ``stats`` are read.
     """
 
     def __init__(self, generation: Generation) -> None:
@@ -54,6 +56,7 @@ class CompletionStream:
         Raises:
             GenerationError: The stream has neither ended nor been closed, or it failed.
         """
+        self._generation.end_others()  # this one too may have been ended by the collector
         completion = self._generation.completion
         if completion is None:
             raise GenerationError(

@@ -19,13 +19,18 @@ A model without a template gets a plain format::
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from enum import StrEnum
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from pc_rag.errors import PromptError, UnsupportedModelError
-from pc_rag.model.conversation import ChatMessage, as_conversation, fold_system, merge_roles
+from pc_rag.model.chat_pieces import ChatPiece, PieceBuilder, PieceKind
+from pc_rag.model.conversation import (
+    SEPARATOR,
+    ChatMessage,
+    as_conversation,
+    fold_system,
+    merge_roles,
+)
 from pc_rag.model.template_input import (
     TemplateInput,
     TemplateRefusal,
@@ -33,7 +38,14 @@ from pc_rag.model.template_input import (
     template_input,
     variants,
 )
-from pc_rag.model.template_skeleton import PAD, Place, Skeleton, find_skeleton, split_values
+from pc_rag.model.template_skeleton import (
+    PAD,
+    Place,
+    Skeleton,
+    find_skeleton,
+    has_mark,
+    split_values,
+)
 from pc_rag.model.tool_format import (
     PROBE_NAME,
     PROBE_TOOLS,
@@ -50,10 +62,9 @@ if TYPE_CHECKING:
     from pc_rag.model.conversation import Conversation, ToolSpec
     from pc_rag.model.tokenizer import TextTokenizer
     from pc_rag.model.tool_format import ToolFormat
-    from pc_rag.types import TokenIds
 
-_SEPARATOR = "\n\n"
-"""Stands between the messages of the plain format."""
+__all__ = ["ChatFormat", "ChatPiece", "PieceKind"]
+
 _PLAIN_LABELS = {
     Role.SYSTEM: "System",
     Role.USER: "User",
@@ -62,42 +73,13 @@ _PLAIN_LABELS = {
 }
 
 
-class PieceKind(StrEnum):
-    """Where a piece of a rendered conversation comes from."""
-
-    CONTROL = "control"
-    """The chat template: role markers, separators, texts of its own."""
-    CONTENT = "content"
-    """A message; or a string of a tool or of a call that imitates a control token."""
-    ANSWER = "answer"
-    """A message that the model itself has generated: its tokens are those it generated."""
-
-
-@dataclass(frozen=True, slots=True)
-class ChatPiece:
-    """A run of a rendered conversation.
-
-    Attributes:
-        kind: Where it comes from.
-        text: Its text, as the template places it (trimmed if the template trims, escaped if it
-            writes JSON).
-        token_ids: Its tokens; the prompt is the pieces' ids joined, nothing more.
-        chunks: Of a content: ``ChatMessage.chunks`` of its message.
-    """
-
-    kind: PieceKind
-    text: str
-    token_ids: TokenIds
-    chunks: tuple[str, ...] = ()
-
-
 class ChatFormat:
     """Renders conversations into pieces of token ids.
 
     Args:
         tokenizer: The model's tokenizer with its chat template, if it has one.
-        answers: What the model has generated before; assistant messages of just that text keep
-            their generated tokens.
+        answers: What the model has generated before; an assistant's message keeps the tokens it
+            was generated as, behind just the conversation that it answered.
     """
 
     def __init__(self, tokenizer: TextTokenizer, *, answers: AnswerMemory | None = None) -> None:
@@ -150,18 +132,20 @@ class ChatFormat:
     ) -> tuple[ChatPiece, ...]:
         """Render a conversation.
 
-        Neighbouring messages of one role become one, joined by an empty line; answers of tools stay
-        apart. Where the template knows no system role, system text is put before the next user
-        message. BOS stands at the start once, if the tokenizer or the template wants it there.
-        Text beside calls of tools becomes a message of its own where the template has no place for
-        it, and is left out where it refuses that too.
+        Neighbouring messages of one role and name become one, joined by an empty line (of one role,
+        where the template refuses them otherwise); answers of tools stay apart. Where the template
+        knows no system role, system text is put before the next user message. BOS stands at the
+        start once, if the tokenizer or the template wants it there. Text beside calls of tools
+        becomes a message of its own where the template has no place for it, and is left out where
+        it refuses that too.
 
         Args:
             conversation: What is said, oldest first, and the tools that may be called.
             add_generation_prompt: End with what opens the assistant's answer.
 
         Raises:
-            PromptError: No messages, or an order of roles that the template refuses.
+            PromptError: No messages, an order of roles that the template refuses, or a string of a
+                tool or a call that it would make a control token of.
             UnsupportedModelError: Tools or calls of tools that the template does not show.
         """
         given = as_conversation(conversation)
@@ -170,16 +154,15 @@ class ChatFormat:
             raise PromptError("a conversation needs at least one message; got none")
         self._check_tools(merged, given.tools)
         refused: TemplateRefusal | None = None
-        for messages in dict.fromkeys((merged, fold_system(merged))):
+        folded = fold_system(merged)
+        nameless = (merge_roles(each, joins_names=True) for each in (merged, folded))
+        for messages in dict.fromkeys((merged, folded, *nameless)):
             merged, refused = messages, None
             for variant in variants(messages):
-                prepared = self._prepare(variant, given.tools)
                 try:
-                    skeleton = self._take_apart(prepared, add_prompt=add_generation_prompt)
+                    return self._render(variant, given.tools, add_prompt=add_generation_prompt)
                 except TemplateRefusal as refusal:
                     refused = refused or refusal
-                    continue
-                return self._with_bos(self._fill(skeleton, prepared))
         raise _refused_error(merged, refused) from refused
 
     def control_texts(
@@ -234,8 +217,39 @@ class ChatFormat:
         if any(message.tool_calls for message in messages) and not self._shows_calls:
             raise _no_tools("leaves out calls of tools, and the conversation has some")
 
+    def _render(
+        self, messages: tuple[ChatMessage, ...], tools: tuple[ToolSpec, ...], *, add_prompt: bool
+    ) -> tuple[ChatPiece, ...]:
+        """Render messages; strings that the template makes control tokens of are hidden from it.
+
+        Single strings may be harmless, and become a control token by what the template does with
+        them. A rendering that sees none of them shows which control tokens are the template's own.
+        """
+        prepared = self._prepare(messages, tools)
+        pieces = self._fill(self._take_apart(prepared, add_prompt=add_prompt), prepared)
+        if not prepared.has_foreign_strings or not self.has_template:
+            return pieces
+        hidden = self._prepare(messages, tools, hides_all=True)
+        own = self._fill(self._take_apart(hidden, add_prompt=add_prompt), hidden)
+        is_own = self._control_ids(pieces) == self._control_ids(own)
+        chosen = pieces if is_own else own
+        if any(piece.kind is PieceKind.CONTROL and has_mark(piece.text) for piece in chosen):
+            raise TemplateRefusal(
+                "it rewrites a string of a tool or of a call that reads as a control token"
+            )
+        return chosen
+
+    def _control_ids(self, pieces: tuple[ChatPiece, ...]) -> list[int]:
+        controls = (piece for piece in pieces if piece.kind is PieceKind.CONTROL)
+        reserved = self._tokenizer.reserved_ids
+        return [i for piece in controls for i in piece.token_ids if i in reserved]
+
     def _prepare(
-        self, messages: tuple[ChatMessage, ...], tools: tuple[ToolSpec, ...]
+        self,
+        messages: tuple[ChatMessage, ...],
+        tools: tuple[ToolSpec, ...],
+        *,
+        hides_all: bool = False,
     ) -> TemplateInput:
         has_calls = any(message.tool_calls for message in messages)
         return template_input(
@@ -243,6 +257,7 @@ class ChatFormat:
             tools,
             self._tokenizer,
             has_text_arguments=has_calls and self._has_text_arguments,
+            hides_all=hides_all,
         )
 
     def _take_apart(self, prepared: TemplateInput, *, add_prompt: bool) -> Skeleton:
@@ -269,51 +284,18 @@ class ChatFormat:
             )
         return skeleton
 
-    def _fill(self, skeleton: Skeleton, prepared: TemplateInput) -> list[ChatPiece]:
-        pieces: list[ChatPiece] = []
+    def _fill(self, skeleton: Skeleton, prepared: TemplateInput) -> tuple[ChatPiece, ...]:
+        builder = PieceBuilder(self._tokenizer, self._answers, is_plain=not self.has_template)
         for index, control in enumerate(skeleton.controls):
             # Template text and strings that imitate control tokens, in turn.
             for number, text in enumerate(split_values(control, prepared.values.__getitem__)):
-                if text:
-                    pieces.append(self._piece(text, is_value=number % 2 == 1, is_first=not pieces))
+                add = builder.add_content if number % 2 else builder.add_control
+                add(text)
             if index < len(skeleton.places):
                 place = skeleton.places[index]
                 message = prepared.messages[place.message]
-                content = place.fit(message.content)
-                if content:
-                    piece = self._content(message, content, is_first=not pieces)
-                    if piece.kind is PieceKind.ANSWER and not self.has_template:
-                        # It was generated right behind the colon, so there it stands again.
-                        label = pieces.pop().text.removesuffix(" ")
-                        pieces.append(self._piece(label, is_value=False, is_first=not pieces))
-                    pieces.append(piece)
-        return pieces
-
-    def _piece(self, text: str, *, is_value: bool, is_first: bool) -> ChatPiece:
-        if is_value:
-            ids = self._tokenizer.encode_text(text, is_first=is_first)
-            return ChatPiece(PieceKind.CONTENT, text, ids)
-        ids = self._tokenizer.encode_template(text, is_first=is_first)
-        return ChatPiece(PieceKind.CONTROL, text, ids)
-
-    def _content(self, message: ChatMessage, text: str, *, is_first: bool) -> ChatPiece:
-        """The piece of a message whose content the template places as ``text``."""
-        if message.role is Role.ASSISTANT and self._answers is not None:
-            generated = self._answers.token_ids_of(text)
-            if generated is not None:
-                return ChatPiece(PieceKind.ANSWER, text, generated)
-        ids = self._tokenizer.encode_text(text, is_first=is_first)
-        return ChatPiece(PieceKind.CONTENT, text, ids, message.chunks)
-
-    def _with_bos(self, pieces: list[ChatPiece]) -> tuple[ChatPiece, ...]:
-        bos_ids = self._tokenizer.bos_ids
-        if not bos_ids or (pieces and pieces[0].token_ids[: len(bos_ids)] == bos_ids):
-            return tuple(pieces)
-        text = self._tokenizer.backend.decode(list(bos_ids), skip_special_tokens=False)
-        if pieces and pieces[0].kind is PieceKind.CONTROL:
-            first = pieces.pop(0)
-            text, bos_ids = text + first.text, bos_ids + first.token_ids
-        return (ChatPiece(PieceKind.CONTROL, text, bos_ids), *pieces)
+                builder.add_message(message, place.fit(message.content))
+        return builder.finish()
 
 
 def _no_tools(fault: str) -> UnsupportedModelError:
@@ -339,6 +321,6 @@ def _refused_error(messages: tuple[ChatMessage, ...], reason: Exception | None) 
 
 def _plain_skeleton(roles: Sequence[Role], *, add_generation_prompt: bool) -> Skeleton:
     opens = [f"{_PLAIN_LABELS[role]}: " for role in roles]
-    controls = [opens[0], *(_SEPARATOR + text for text in opens[1:])]
-    end = f"{_SEPARATOR}{_PLAIN_LABELS[Role.ASSISTANT]}:" if add_generation_prompt else ""
+    controls = [opens[0], *(SEPARATOR + text for text in opens[1:])]
+    end = f"{SEPARATOR}{_PLAIN_LABELS[Role.ASSISTANT]}:" if add_generation_prompt else ""
     return Skeleton((*controls, end), tuple(Place(index) for index in range(len(roles))))

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 from pc_rag.errors import PromptError
 from pc_rag.types import Role
 
-_SEPARATOR = "\n\n"
-"""Joins contents of one role, and a folded system text to its user message."""
+SEPARATOR = "\n\n"
+"""Joins contents of one role, a folded system text to its user message, and plain messages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class ToolCall:
         id: Ties the tool's answer to the call; empty where nobody gave one.
 
     Raises:
-        PromptError: The name is empty, or the arguments are not a JSON object.
+        PromptError: The name is empty, a text is none, or the arguments are not a JSON object.
     """
 
     name: str
@@ -34,6 +34,8 @@ class ToolCall:
     def __post_init__(self) -> None:
         if not self.name:
             raise PromptError("a tool call has no name; name the tool that is called")
+        check_text(self.name, "the name of a tool call")
+        check_text(self.id, f"the id of a call of {self.name!r}")
         _check_json(self.arguments, f"the arguments of a call of {self.name!r}")
 
 
@@ -47,7 +49,7 @@ class ToolSpec:
         parameters: JSON schema of its arguments, an object.
 
     Raises:
-        PromptError: The name is empty, or the parameters are not a JSON object.
+        PromptError: The name is empty, a text is none, or the parameters are not a JSON object.
     """
 
     name: str
@@ -57,6 +59,8 @@ class ToolSpec:
     def __post_init__(self) -> None:
         if not self.name:
             raise PromptError("a tool has no name; name it")
+        check_text(self.name, "the name of a tool")
+        check_text(self.description, f"the description of tool {self.name!r}")
         _check_json(self.parameters, f"the parameters of tool {self.name!r}")
 
 
@@ -64,9 +68,46 @@ def _check_json(value: object, where: str) -> None:
     if not isinstance(value, Mapping):
         raise PromptError(f"{where} are a {type(value).__name__}; give a JSON object (a mapping)")
     try:
-        json.dumps(value)
-    except (TypeError, ValueError) as error:
+        text = json.dumps(value, ensure_ascii=False)
+    except (TypeError, ValueError, RecursionError) as error:
         raise PromptError(f"{where} cannot be said in JSON: {error}") from error
+    check_text(text, where)
+
+
+def check_text(text: object, where: str) -> None:
+    """Refuse what no tokenizer takes as text.
+
+    Args:
+        text: Anything.
+        where: What it is, for the message.
+
+    Raises:
+        PromptError: It is no string, or holds half of a character (a lone surrogate).
+    """
+    if not isinstance(text, str):
+        raise PromptError(f"{where} is a {type(text).__name__}; give it as text")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise PromptError(
+            f"{where}: character {error.start} is the lone surrogate "
+            f"U+{ord(text[error.start]):04X}, which is half of a character; leave it out, or "
+            f"decode the text without errors='surrogateescape'"
+        ) from error
+
+
+def _tuple_of(values: object, kind: type, where: str) -> tuple[Any, ...]:
+    """Values as a tuple; a string is not taken for a list of letters."""
+    items = () if isinstance(values, (str, bytes, Mapping)) else values
+    if items is not values or not isinstance(items, Iterable):
+        raise PromptError(f"{where} are a {type(values).__name__}; give a list of {kind.__name__}")
+    found = tuple(items)
+    for item in found:
+        if not isinstance(item, kind):
+            raise PromptError(
+                f"{where} hold a {type(item).__name__}; give a list of {kind.__name__}"
+            )
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +124,8 @@ class ChatMessage:
         name: Of a tool's message: the tool; of others: who speaks, where a template writes it.
 
     Raises:
-        PromptError: The role is unknown, the content is not text, or a message of another role has
-            calls of tools.
+        PromptError: The role is unknown, the content, a name or a chunk is not text, or a message
+            of another role has calls of tools.
     """
 
     role: Role
@@ -101,11 +142,16 @@ class ChatMessage:
             raise PromptError(
                 f"role {self.role!r} is unknown; use one of {', '.join(Role)}"
             ) from error
-        if not isinstance(self.content, str):
-            raise PromptError(
-                f"the content of a {self.role} message is a {type(self.content).__name__}; "
-                "give it as text"
-            )
+        of_message = f"of a {self.role} message"
+        check_text(self.content, f"the content {of_message}")
+        check_text(self.name, f"the name {of_message}")
+        check_text(self.tool_call_id, f"the tool_call_id {of_message}")
+        chunks = _tuple_of(self.chunks, str, f"the chunks {of_message}")
+        for chunk in chunks:
+            check_text(chunk, f"a chunk {of_message}")
+        calls = _tuple_of(self.tool_calls, ToolCall, f"the tool_calls {of_message}")
+        object.__setattr__(self, "chunks", chunks)
+        object.__setattr__(self, "tool_calls", calls)
         if self.tool_calls and self.role is not Role.ASSISTANT:
             raise PromptError(f"a {self.role} message calls tools; only an assistant's may")
 
@@ -117,10 +163,20 @@ class Conversation:
     Attributes:
         messages: Oldest first.
         tools: What the model may call; only a template that knows tools can show them.
+
+    Raises:
+        PromptError: One of them is something else.
     """
 
     messages: tuple[ChatMessage, ...]
     tools: tuple[ToolSpec, ...] = ()
+
+    def __post_init__(self) -> None:
+        messages = _tuple_of(self.messages, ChatMessage, "the messages of a conversation")
+        object.__setattr__(self, "messages", messages)
+        object.__setattr__(
+            self, "tools", _tuple_of(self.tools, ToolSpec, "the tools of a conversation")
+        )
 
 
 TextPrompt: TypeAlias = str | Conversation | Sequence[ChatMessage]
@@ -153,23 +209,32 @@ def _as_message(message: object) -> ChatMessage:
     )
 
 
-def merge_roles(messages: Sequence[ChatMessage]) -> tuple[ChatMessage, ...]:
+def merge_roles(
+    messages: Sequence[ChatMessage], *, joins_names: bool = False
+) -> tuple[ChatMessage, ...]:
     """Make one message of every run of one role; contents are joined by an empty line.
 
     Answers of tools stay apart, as each belongs to its call; and nothing is joined to a message
     that calls tools, whose calls come behind its content.
+
+    Args:
+        messages: Oldest first.
+        joins_names: Join messages of different speakers too; what they say together has no name.
     """
     merged: list[ChatMessage] = []
     for message in messages:
         last = merged[-1] if merged else None
-        if last is None or not _is_joinable(last, message):
+        has_one_name = last is not None and last.name == message.name
+        is_joined = last is not None and _is_joinable(last, message)
+        if last is None or not is_joined or not (has_one_name or joins_names):
             merged.append(message)
         else:
             merged[-1] = replace(
                 last,
-                content=last.content + _SEPARATOR + message.content,
+                content=last.content + SEPARATOR + message.content,
                 chunks=last.chunks + message.chunks,
                 tool_calls=message.tool_calls,
+                name=message.name if has_one_name else "",
             )
     return tuple(merged)
 
@@ -180,8 +245,12 @@ def _is_joinable(last: ChatMessage, message: ChatMessage) -> bool:
 
 def fold_system(messages: Sequence[ChatMessage]) -> tuple[ChatMessage, ...]:
     """Turn system messages into the beginning of the next user message (or a last one)."""
-    as_user = (
-        replace(message, role=Role.USER) if message.role is Role.SYSTEM else message
-        for message in messages
-    )
-    return merge_roles(tuple(as_user))
+    folded: list[ChatMessage] = []
+    name = ""
+    for message in reversed(messages):
+        if message.role is Role.SYSTEM:
+            message = replace(message, role=Role.USER, name=name)  # noqa: PLW2901 - as the user's
+        else:
+            name = message.name if message.role is Role.USER else ""
+        folded.append(message)
+    return merge_roles(folded[::-1])

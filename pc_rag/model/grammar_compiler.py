@@ -172,6 +172,14 @@ class GrammarCompiler:
                 f"the {grammar} is refused: {_first_of(compiled.get_error())}. Change what the "
                 "message names; llguidance's documentation lists the syntax that it supports"
             )
+        first = compiled.deep_copy()
+        first.compute_logit_bias()
+        if first.is_error():
+            raise ConfigError(
+                f"the {grammar} allows no answer to begin: {_first_of(first.get_error())}. Look "
+                "for a reference that leads to itself, and for text that the model's tokenizer "
+                "cannot write"
+            )
         return compiled
 
 
@@ -200,7 +208,7 @@ def _lark_source(guidance: Any, grammar: Grammar, tokenizer: TextTokenizer) -> s
 
 
 def _literal(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", r"\x7f")  # its lexer refuses DEL
 
 
 def _template_parts(grammar: Grammar, text: str, tokenizer: TextTokenizer) -> Iterator[str]:

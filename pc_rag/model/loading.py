@@ -114,13 +114,7 @@ def load_model(
             source, config=config, dtype=chosen_dtype, output_loading_info=True, **options
         )
     _check_complete(report, name_or_path)
-    try:
-        model.to(chosen_device)
-    except (RuntimeError, AssertionError) as error:  # AssertionError: torch built without it
-        raise ModelError(
-            f"{name_or_path}: cannot be moved to device {str(chosen_device)!r}: {error}. Use "
-            "device='cpu', or install a torch that supports the device"
-        ) from error
+    _move(model, chosen_device, name_or_path)
     folder = _folder_of(source, revision=options["revision"])
     return _wrap(
         model, tokenizer, name=str(name_or_path), folder=folder, chat_template=chat_template
@@ -209,6 +203,16 @@ def _choose_device(device: torch.device | str) -> torch.device:
             f"device; use 'cpu' or 'auto'"
         )
     return chosen
+
+
+def _move(model: PreTrainedModel, device: torch.device, name: str | Path) -> None:
+    try:
+        model.to(device)
+    except (RuntimeError, AssertionError) as error:  # AssertionError: torch built without it
+        raise ModelError(
+            f"{name}: cannot be moved to device {str(device)!r}: {error}. Use device='cpu', or "
+            "install a torch that supports the device"
+        ) from error
 
 
 def _choose_dtype(dtype: torch.dtype | str, device: torch.device) -> torch.dtype:

@@ -2,15 +2,14 @@
 
 Only the template may make control tokens. Names, schemas and arguments are written by users,
 documents and models; a string among them that imitates a control token is not shown to the
-template but stands behind a sentinel, and is put in afterwards as plain text. Other strings are
-shown as they are, since templates look into schemas.
+template but stands behind a sentinel, and is put in afterwards as plain text (``template_guard``).
+Other strings are shown as they are, since templates look into schemas; whether the template makes
+control tokens of them is told by a rendering in which they are hidden too.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -19,20 +18,18 @@ from jinja2.exceptions import TemplateError, TemplateSyntaxError
 from jinja2.ext import Extension
 
 from pc_rag.errors import ConfigError
-from pc_rag.model.template_skeleton import MARK, content_sentinel, value_sentinel
+from pc_rag.model.template_guard import TemplateGuard, short_id
+from pc_rag.model.template_skeleton import content_sentinel
 from pc_rag.types import Role
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from jinja2 import nodes
     from jinja2.parser import Parser
 
-    from pc_rag.model.conversation import ChatMessage, ToolCall, ToolSpec
+    from pc_rag.model.conversation import ChatMessage, ToolSpec
     from pc_rag.model.tokenizer import TextTokenizer
-
-_NUM_ID_CHARS = 9
-"""Some templates refuse identifiers of calls that are not nine letters or digits."""
 
 
 def check_template(source: str | None) -> None:
@@ -75,6 +72,18 @@ class _Generation(Extension):
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
+_TEMPLATE_FAULTS = (
+    TemplateError,  # what raise_exception becomes
+    TypeError,
+    ValueError,
+    AttributeError,
+    LookupError,
+    ArithmeticError,
+    RecursionError,
+)
+"""What a template may raise: itself, or by its filters, look-ups and sums."""
+
+
 class TemplateRefusal(Exception):
     """The template cannot render a conversation; the message says why."""
 
@@ -106,8 +115,7 @@ def render_template(
             tokenize=False,
             add_generation_prompt=add_generation_prompt,
         )
-    except (TemplateError, TypeError, ValueError) as error:
-        # TemplateError is what raise_exception becomes; the others come from its filters and sums
+    except _TEMPLATE_FAULTS as error:
         raise TemplateRefusal(str(error) or type(error).__name__) from error
     return str(rendered)
 
@@ -129,6 +137,11 @@ class TemplateInput:
     headers: tuple[Mapping[str, Any], ...]
 
     @property
+    def has_foreign_strings(self) -> bool:
+        """Whether there is more than contents that a template could make control tokens of."""
+        return bool(self.tools) or any(self.headers)
+
+    @property
     def shown(self) -> frozenset[int]:
         """Indexes of the messages whose content has to appear.
 
@@ -144,10 +157,8 @@ class TemplateInput:
         """
         shown = self.shown
         contents = [
-            pad + content_sentinel(index, is_probed=message.role is Role.TOOL) + pad
-            if index in shown
-            else ""
-            for index, message in enumerate(self.messages)
+            pad + content_sentinel(index) + pad if index in shown else ""
+            for index in range(len(self.messages))
         ]
         return [
             {"role": message.role.value, "content": content, **header}
@@ -161,6 +172,7 @@ def template_input(
     tokenizer: TextTokenizer,
     *,
     has_text_arguments: bool,
+    hides_all: bool = False,
 ) -> TemplateInput:
     """What a template is given in place of messages and tools.
 
@@ -169,8 +181,9 @@ def template_input(
         tools: What may be called.
         tokenizer: Tells control tokens.
         has_text_arguments: Give the arguments of a call as JSON text, not as a mapping.
+        hides_all: Hide every string but the words of JSON schemas, whatever it reads like.
     """
-    guard = _Guard(tokenizer)
+    guard = TemplateGuard(tokenizer, hides_all=hides_all)
     names = {call.id: call.name for message in messages for call in message.tool_calls if call.id}
     headers = []
     for message in messages:
@@ -179,7 +192,7 @@ def template_input(
         if name:
             header["name"] = guard.protect(name)
         if message.role is Role.TOOL:
-            header["tool_call_id"] = guard.protect(message.tool_call_id)
+            header["tool_call_id"] = guard.identifier(message.tool_call_id)
         if message.tool_calls:
             calls = [
                 call_entry(guard.call(call), as_text=has_text_arguments)
@@ -187,7 +200,7 @@ def template_input(
             ]
             header["tool_calls"] = calls
         headers.append(header)
-    entries = tuple(guard.protect(tool_entry(tool)) for tool in tools)
+    entries = tuple(map(guard.tool, map(tool_entry, tools)))
     return TemplateInput(entries, tuple(guard.values), messages, tuple(headers))
 
 
@@ -210,37 +223,6 @@ def call_entry(call: Mapping[str, Any], *, as_text: bool) -> dict[str, Any]:
         arguments = json.dumps(arguments, ensure_ascii=False)
     function = {"name": call["name"], "arguments": arguments}
     return {"id": call["id"], "type": "function", "function": function}
-
-
-class _Guard:
-    """Puts sentinels in the place of strings that imitate control tokens."""
-
-    def __init__(self, tokenizer: TextTokenizer) -> None:
-        self._tokenizer = tokenizer
-        self.values: list[str] = []
-
-    def call(self, call: ToolCall) -> dict[str, Any]:
-        arguments = self.protect(call.arguments)
-        return {
-            "id": self.protect(call.id),
-            "name": self.protect(call.name),
-            "arguments": arguments,
-        }
-
-    def protect(self, value: Any) -> Any:  # noqa: ANN401 - any JSON value
-        if isinstance(value, str):
-            return self._protect_text(value)
-        if isinstance(value, Mapping):
-            return {self.protect(key): self.protect(item) for key, item in value.items()}
-        if isinstance(value, (list, tuple)):
-            return [self.protect(item) for item in value]
-        return value
-
-    def _protect_text(self, text: str) -> str:
-        if MARK not in text and not self._tokenizer.imitates_control(text):
-            return text
-        self.values.append(text)
-        return value_sentinel(len(self.values) - 1)
 
 
 def variants(messages: tuple[ChatMessage, ...]) -> Iterator[tuple[ChatMessage, ...]]:
@@ -276,12 +258,8 @@ def _with_short_ids(messages: tuple[ChatMessage, ...]) -> tuple[ChatMessage, ...
     return tuple(
         replace(
             message,
-            tool_calls=tuple(replace(c, id=_short_id(c.id)) for c in message.tool_calls),
-            tool_call_id=_short_id(message.tool_call_id) if message.role is Role.TOOL else "",
+            tool_calls=tuple(replace(c, id=short_id(c.id)) for c in message.tool_calls),
+            tool_call_id=short_id(message.tool_call_id) if message.role is Role.TOOL else "",
         )
         for message in messages
     )
-
-
-def _short_id(call_id: str) -> str:
-    return hashlib.sha256(call_id.encode(errors="surrogatepass")).hexdigest()[:_NUM_ID_CHARS]

@@ -1,9 +1,13 @@
 """A rendered chat template without what was said: sentinels in, template text and places out.
 
 Two kinds of sentinels stand in a rendering. ``pcRagContent3...End`` is the content of message 3.
-``pcRagValue3...End`` is a string of a tool or of a call (``template_values``). A probed sentinel
-carries one of each character that escaping changes, so that the rendering shows how the template
-would have escaped the real text: as JSON, safe for HTML, or not at all.
+``pcRagValue3...End`` is a string of a tool or of a call (``template_input``). Both carry one of
+each character that escaping changes, so that the rendering shows how the template would have
+escaped the real text: as JSON, safe for HTML, or not at all.
+
+How contents are trimmed is seen as well. Strings of tools and calls are written whole: a template
+that trims, indents, wraps or sorts such strings does so to those that it sees, not to those behind
+a sentinel. In a Python value they always stand between single quotes.
 """
 
 from __future__ import annotations
@@ -25,7 +29,7 @@ _PROBES = "\"<>&'\u00e9"
 _SEPARATOR = "Z"
 """Between probes; no escaped form holds it."""
 _SEEN = _SEPARATOR.join([""] + ["(.{1,12}?)"] * len(_PROBES) + [""])
-_CONTENT_PATTERN = re.compile(rf"{MARK}Content(\d+)((?:{_SEEN.replace('(', '(?:')})?)End")
+_CONTENT_PATTERN = re.compile(rf"{MARK}Content(\d+)({_SEEN.replace('(', '(?:')})End")
 _VALUE_PATTERN = re.compile(rf"{MARK}Value(\d+)({_SEEN.replace('(', '(?:')})End")
 _SEEN_PATTERN = re.compile(_SEEN)
 _MAX_JSON_DEPTH = 3
@@ -109,19 +113,19 @@ class Skeleton:
     places: tuple[Place, ...]
 
 
-def content_sentinel(index: int, *, is_probed: bool) -> str:
-    """What stands for the content of a message.
-
-    Args:
-        index: Of the message.
-        is_probed: Let the rendering show how the content is escaped.
-    """
-    return f"{MARK}Content{index}{_probes() if is_probed else ''}End"
+def content_sentinel(index: int) -> str:
+    """What stands for the content of a message."""
+    return f"{MARK}Content{index}{_probes()}End"
 
 
 def value_sentinel(index: int) -> str:
     """What stands for a string of a tool or of a call."""
     return f"{MARK}Value{index}{_probes()}End"
+
+
+def has_mark(text: str) -> bool:
+    """Whether a text holds a sentinel, a part of one, or what a template made of one."""
+    return MARK.lower() in text.lower()
 
 
 def _probes() -> str:
@@ -165,7 +169,7 @@ def split_values(control: str, value_of: Callable[[int], str]) -> tuple[str, ...
 
 
 def _find_escape(seen: str) -> Escape:
-    """What happened to the probes of a sentinel; ``seen`` is empty where it had none."""
+    """What happened to the probes of a sentinel."""
     match = _SEEN_PATTERN.fullmatch(seen)
     if match is None:
         return Escape()

@@ -44,6 +44,8 @@ class TextTokenizer:
     Attributes:
         bos_ids: The ids the tokenizer itself puts before a plain text; empty if it puts none.
         control_ids: Ids of control tokens: no text makes them, only a template does.
+        reserved_ids: Those of them that no text makes even by what its characters are: without the
+            token for unknown text.
         eos_ids: Every id that ends a generation.
         chat_template: Jinja source of the chat template; ``None`` without one.
         tool_template: The one for conversations with tools: some models bring two.
@@ -73,7 +75,7 @@ class TextTokenizer:
         self.control_ids = frozenset(_find_control_ids(spec, "\0".join(templates)))
         self.special_texts = _special_texts(spec)
         self._control_texts = _ControlTexts.of(spec, self.control_ids)
-        self._unk_ids = {i for i in (getattr(tokenizer, "unk_token_id", None),) if i is not None}
+        self.reserved_ids = self.control_ids - {getattr(tokenizer, "unk_token_id", None)}
         is_changed = _make_special(spec, self.control_ids)
         self._text = _plain_text_encoder(json.dumps(spec) if is_changed else source)
         self._continuation = self._text
@@ -136,18 +138,17 @@ class TextTokenizer:
         if self._template.normalizer is None:
             return False
         ids = self._template.encode(text, add_special_tokens=False).ids
-        return not (self.control_ids - self._unk_ids).isdisjoint(ids)
+        return not self.reserved_ids.isdisjoint(ids)
 
     def _encode_plain(self, text: str, encoder: Tokenizer) -> list[int]:
         encoding = encoder.encode(text, add_special_tokens=False)
-        reserved = self.control_ids - self._unk_ids
-        if reserved.isdisjoint(encoding.ids):
+        if self.reserved_ids.isdisjoint(encoding.ids):
             return list(encoding.ids)
         # A vocabulary that holds control tokens as ordinary pieces (Unigram): encode around them.
         ids: list[int] = []
         start = 0
         for token_id, (begin, end) in zip(encoding.ids, encoding.offsets, strict=True):
-            if token_id not in reserved or end - begin < 2:  # noqa: PLR2004 - one character is not cut
+            if token_id not in self.reserved_ids or end - begin < 2:  # noqa: PLR2004 - one character is not cut
                 continue
             cut = begin + 1
             ids += self._encode_plain(text[start:cut], encoder)

@@ -210,10 +210,7 @@ def shows_probe_call(render: Render, *, as_text: bool) -> bool:
         render: Renders messages with the probe tools.
         as_text: Give the arguments as JSON text.
     """
-    try:
-        text = render([_PROBE_USER, _calling(_CALLS[:1], as_text=as_text)])
-    except TemplateRefusal:
-        return False
+    text = _render_calls(render, _CALLS[:1], as_text=as_text)
     return all(value in text for value in _CALLS[0]["arguments"].values())
 
 
@@ -224,11 +221,7 @@ def shows_json_call(render: Render, *, as_text: bool) -> bool:
         render: Renders messages with the probe tools.
         as_text: Give the arguments as JSON text.
     """
-    try:
-        text = render([_PROBE_USER, _calling(_CALLS[:1], as_text=as_text)])
-    except TemplateRefusal:
-        return False
-    return _find_call(text, _CALLS[0]) is not None
+    return _find_call(_render_calls(render, _CALLS[:1], as_text=as_text), _CALLS[0]) is not None
 
 
 def derive_tool_format(
@@ -244,13 +237,13 @@ def derive_tool_format(
     Returns:
         ``None`` where the template refuses calls, or writes them otherwise than as JSON.
     """
-    try:
-        text = render([_PROBE_USER, _calling(_CALLS[:1], as_text=as_text)])
-        opening, closing = _turn_of(render)
-    except TemplateRefusal:
-        return None
+    text = _render_calls(render, _CALLS[:1], as_text=as_text)
     found = _find_call(text, _CALLS[0])
     if found is None:
+        return None
+    try:
+        opening, closing = _turn_of(render)
+    except TemplateRefusal:
         return None
     start = next((len(o) for o in opening if text[: found.start].startswith(o)), None)
     if start is None:
@@ -265,9 +258,13 @@ def derive_tool_format(
     )
 
 
-def _calling(calls: Sequence[Mapping[str, Any]], *, as_text: bool) -> dict[str, Any]:
+def _render_calls(render: Render, calls: Sequence[Mapping[str, Any]], *, as_text: bool) -> str:
+    """A conversation that ends in probe calls; nothing where the template refuses it."""
     entries = [call_entry(call, as_text=as_text) for call in calls]
-    return {"role": "assistant", "content": "", "tool_calls": entries}
+    try:
+        return render([_PROBE_USER, {"role": "assistant", "content": "", "tool_calls": entries}])
+    except TemplateRefusal:
+        return ""
 
 
 def _turn_of(render: Render) -> tuple[tuple[str, ...], str]:
@@ -293,10 +290,7 @@ def _without_end(text: str, closing: str, tokenizer: TextTokenizer) -> str:
 
 
 def _find_separator(render: Render, prefix: str, suffix: str, *, as_text: bool) -> str | None:
-    try:
-        text = render([_PROBE_USER, _calling(_CALLS, as_text=as_text)])
-    except TemplateRefusal:
-        return None
+    text = _render_calls(render, _CALLS, as_text=as_text)
     first, second = (_find_call(text, call) for call in _CALLS)
     if first is None or second is None or first.end > second.start:
         return None

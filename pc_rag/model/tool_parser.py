@@ -8,6 +8,8 @@
        +--bracket without opener--> JSON
        +--other text--> TEXT --opener--> OPEN
 
+Text that only mentions the opener is given back: neither JSON nor a closer follows it.
+
 A call without an opener is looked for at the start of an answer and right behind another call:
 openers that are special tokens never appear in text. Such JSON is text again if it is no call.
 """
@@ -112,6 +114,8 @@ class ToolCallParser:
         self._is_behind_call = False
         self._has_text = False
         self._fault = ""
+        self._announced: list[str] = []  # the opener with the space around it
+        self._may_be_mention = False
 
     def feed(self, text: str) -> str:
         """Take the next text and return what is safe to release.
@@ -133,7 +137,9 @@ class ToolCallParser:
 
     def finish(self) -> ParsedTools:
         """End the answer. Feeding goes on only with another parser."""
-        if self._state in (_State.OPEN, _State.BROKEN) or (
+        if self._state is _State.BROKEN and self._may_be_mention:
+            self._release([*self._announced, *self._raw])
+        elif self._state in (_State.OPEN, _State.BROKEN) or (
             self._state is _State.JSON and self._is_opened
         ):
             fault = self._fault or "the answer ends before the JSON of the call is complete"
@@ -190,12 +196,14 @@ class ToolCallParser:
 
     def _step_open(self, character: str) -> None:
         if character.isspace():
+            self._announced.append(character)
             return
         self._queue.appendleft(character)
         if character in "{[":
             self._begin_json(is_opened=True)
         else:
             self._break("the call does not begin with JSON")
+            self._may_be_mention = True
 
     def _step_json(self, character: str) -> None:
         self._raw.append(character)
@@ -211,8 +219,15 @@ class ToolCallParser:
 
     def _step_broken(self, character: str) -> None:
         self._candidate = (self._candidate + character)[-max(len(self._closer), 1) :]
+        self._may_be_mention = self._may_be_mention and character not in "{["
         if len(self._raw) < self._max_call_chars:
             self._raw.append(character)
+        elif self._may_be_mention:
+            self._queue.appendleft(character)
+            self._release([*self._announced, *self._raw])
+            self._candidate = ""
+            self._begin_text(space=())
+            return
         if self._candidate == self._closer:
             raw = "".join(self._raw).removesuffix(self._closer).strip()
             self._reader.refuse(raw, self._fault)
@@ -242,12 +257,13 @@ class ToolCallParser:
 
     def _open(self) -> None:
         self._state, self._candidate, self._fault = _State.OPEN, "", ""
+        self._announced = [*self._space, self._opener]
         self._space.clear()
         self._raw = []
 
     def _break(self, fault: str) -> None:
         self._state, self._candidate, self._fault = _State.BROKEN, "", fault
-        self._raw = []
+        self._raw, self._may_be_mention = [], False
 
     def _begin_json(self, *, is_opened: bool) -> None:
         self._state, self._is_opened = _State.JSON, is_opened
@@ -354,7 +370,8 @@ def _misfit(arguments: dict[str, object], tool: ToolSpec) -> str:
     if missing:
         return f"the call of {tool.name!r} lacks the arguments: {', '.join(map(repr, missing))}"
     known = tool.parameters.get("properties") or {}
-    unknown = [key for key in arguments if key not in known]
+    patterns = tool.parameters.get("patternProperties") or {}
+    unknown = [key for key in arguments if key not in known and not _fits_any(key, patterns)]
     if unknown and tool.parameters.get("additionalProperties") is False:
         allowed = ", ".join(map(repr, known)) or "none"
         return (
@@ -362,3 +379,14 @@ def _misfit(arguments: dict[str, object], tool: ToolSpec) -> str:
             f"it takes: {allowed}"
         )
     return ""
+
+
+def _fits_any(key: str, patterns: Iterable[str]) -> bool:
+    """Whether a key fits a pattern; one that Python cannot read allows everything."""
+    for pattern in patterns:
+        try:
+            if re.search(pattern, key):
+                return True
+        except re.error:
+            return True
+    return False

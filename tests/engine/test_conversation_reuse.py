@@ -85,7 +85,7 @@ def test_turn_is_reused_whole_when_its_answer_comes_back(loaded):
 def test_turn_is_not_reused_whole_when_answers_are_tokenised_again(loaded, monkeypatch):
     """What the memory is for: without it the tokenizer's spelling is not the model's."""
     with PromptCache.from_pretrained(loaded) as engine:
-        monkeypatch.setattr(engine._machinery.answers, "token_ids_of", lambda text: None)
+        monkeypatch.setattr(engine._machinery.answers, "token_ids_of", lambda text, behind: None)
         short = [num_short(engine.generate, user("Say abc."), seed) for seed in range(5)]
     assert max(short) > 0
 
@@ -177,3 +177,14 @@ def test_answers_stay_with_their_engine_when_another_has_the_same_model(loaded):
             canonical = loaded.tokenizer.encode_text(text)
             plan = other.plan(messages).plan
             assert str(canonical)[1:-1] in str(plan.token_ids)
+
+
+def test_prompt_keeps_its_tokens_when_its_answer_was_generated_for_another(loaded):
+    """One request, one prompt: what other users of the engine have asked does not change it."""
+    few_shots = [user("Say ab."), ChatMessage(Role.ASSISTANT, "abcd"), user("And?")]
+    with PromptCache.from_pretrained(loaded) as engine:
+        before = engine.plan(few_shots).plan.token_ids
+        with scripted(engine, "abcd"):
+            engine.generate([user("Something else.")], GenerationConfig(max_new_tokens=20))
+        assert len(engine._machinery.answers) == 1
+        assert engine.plan(few_shots).plan.token_ids == before

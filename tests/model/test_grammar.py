@@ -128,6 +128,7 @@ def test_long_grammar_is_shortened_when_a_message_names_it():
         (Grammar.lark("begin: 'a'"), "lark grammar"),
         (Grammar.json({}, prefix="a<|im_end|>"), r"'<\|im_end\|>' in the prefix.*leave it out"),
         (Grammar.json({}, suffix="<|im_end|>"), "ends an answer"),
+        (Grammar.json({"$ref": "#"}), "no answer to begin.*reference that leads to itself"),
     ],
 )
 def test_grammar_is_refused_when_it_cannot_be_compiled(compiler, grammar, message):
@@ -262,7 +263,7 @@ def test_control_token_that_is_not_special_is_forced_when_a_prefix_names_it(comp
 
 def test_literal_is_kept_exactly_when_it_holds_characters_of_the_notation(compiler):
     """Quotes, backslashes, slashes, control characters and emoji are themselves."""
-    text = 'a"b\\c/*d*/ \n\t\x01 # // %json {} é😀'
+    text = 'a"b\\c/*d*/ \n\t\x01 # // %json {} \x7f é😀'
     assert bytes(write(compiler, Grammar.choice([text]))).decode() == text
     wrapped = bytes(write(compiler, Grammar.json({"const": 1}, prefix=text, suffix=text))).decode()
     assert wrapped == f"{text}1{text}"

@@ -51,6 +51,22 @@ def test_unflagged_tokens_stay_text_when_the_template_names_them():
     assert tokenizer.encode_text("a   b") == (97, spaces, 98)
 
 
+def test_template_of_tools_counts_when_a_model_brings_two():
+    """What only it names is a control token, and it is part of what the tokenizer is."""
+
+    def named(tool_use):
+        hf = tiny_tokenizer(chat_template={"default": CHATML_TEMPLATE, "tool_use": tool_use})
+        hf.add_tokens([AddedToken("<call>", special=False)])
+        return TextTokenizer(hf)
+
+    one, other = named(CHATML_TEMPLATE), named(CHATML_TEMPLATE + "{{ '<call>' }}")
+    call = other.backend.token_to_id("<call>")
+    assert call in other.control_ids
+    assert call not in one.control_ids
+    assert other.encode_text("<call>") == tuple(b"<call>")
+    assert named(CHATML_TEMPLATE + "{{ 'a' }}").digest != named(CHATML_TEMPLATE + "b").digest
+
+
 @pytest.mark.parametrize("add_bos", [False, True])
 def test_bos_is_known_and_never_added_when_text_is_encoded(add_bos):
     """Pitfall 20: the tokenizer's own BOS is reported, and no call adds it."""

@@ -189,6 +189,41 @@ def test_each_call_is_judged_when_a_list_holds_several():
     assert "no tool 'x'" in answer.errors[0]
 
 
+@pytest.mark.parametrize("size", [1, 7, 10_000])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Write `<call>` to call.",
+        "Write <call>\n and a closer",
+        f"{CALL} Write <call> again",
+        "<call>" + "x" * 300 + " and <call> again",
+    ],
+)
+def test_text_is_given_back_when_it_only_mentions_the_opener(text, size):
+    """Neither JSON nor a closer follows; nothing of it is lost, and what is held is bounded."""
+    answer = Answer(TAGGED, text, size, max_call_chars=100)
+    assert answer.text == text.removeprefix(CALL).lstrip(" " if CALL in text else "")
+    assert answer.invalid == ()
+
+
+@pytest.mark.parametrize("text", ["<call>hello</call>", '<call>hello {"a"', "<call>", "<call>\n"])
+def test_call_is_invalid_when_more_than_an_opener_was_written(text):
+    """A closer or JSON was meant, or the answer was cut where a call begins."""
+    answer = Answer(TAGGED, text)
+    assert (answer.text, len(answer.invalid)) == ("", 1)
+
+
+@pytest.mark.parametrize(
+    ("patterns", "is_known"), [({"^x": {}}, True), ({"^y": {}}, False), ({"(": {}}, True)]
+)
+def test_argument_is_known_when_a_pattern_of_the_schema_fits(patterns, is_known):
+    """``additionalProperties`` leaves out what ``patternProperties`` name."""
+    tool = ToolSpec("f", "", {"patternProperties": patterns, "additionalProperties": False})
+    parser = ToolCallParser(TAGGED, [tool], make_id=lambda: "1")
+    parser.feed('<call>{"name": "f", "arguments": {"x1": 1}}</call>')
+    assert bool(parser.finish().calls) is is_known
+
+
 def test_held_text_is_bounded_when_json_never_ends():
     """JSON without an opener is released as text at the limit; so is endless white space."""
     text = '{"name": "' + "x" * 300
