@@ -6,16 +6,40 @@ import pytest
 from langchain_core.messages import (
     AIMessage,
     ChatMessage,
+    FunctionMessage,
     HumanMessage,
     RemoveMessage,
     SystemMessage,
     ToolMessage,
 )
+from langchain_core.tools import tool
 from langchain_pc_rag import ChatPcRag
+from langchain_pc_rag.messages import to_conversation, to_tool_spec
 
 from pc_rag.errors import PromptError, UnsupportedModelError
-from tests.support.corpora import recorded
-from tests.support.langchain_calls import prompt_text
+from pc_rag.model.conversation import ChatMessage as Turn
+from pc_rag.model.conversation import ToolCall
+from pc_rag.model.loading import wrap_model
+from pc_rag.types import Role
+from tests.support.corpora import CAT, DOG, opened, recorded
+from tests.support.langchain_calls import context_messages, modules, prompt_text
+from tests.support.tiny_models import tiny_model
+
+ALTERNATING_TEMPLATE = (
+    "{% if messages[0].role == 'system' %}"
+    "{{ '<|im_start|>system\n' + messages[0].content + '<|im_end|>\n' }}"
+    "{% set turns = messages[1:] %}{% else %}{% set turns = messages %}{% endif %}"
+    "{% for m in turns %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}"
+    "{{ raise_exception('user and assistant must take turns') }}{% endif %}"
+    "{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+"""As Llama 2's: one system message, then turns that alternate."""
+NO_SYSTEM_TEMPLATE = (
+    "{% if messages[0].role == 'system' %}{{ raise_exception('no system role') }}{% endif %}"
+    + ALTERNATING_TEMPLATE
+)
+"""As Gemma's: turns that alternate, and nobody else."""
 
 
 @pytest.fixture
@@ -90,3 +114,132 @@ def test_tool_message_is_refused_when_the_template_knows_no_tools(llm):
     ]
     with pytest.raises(UnsupportedModelError, match="leaves out calls of tools"):
         llm.invoke(messages)
+
+
+def turns_of(text):
+    """Role and content of each turn of a prompt."""
+    turns = [turn.partition("\n")[::2] for turn in text.split("<|im_start|>")[1:]]
+    return [(role, said.partition("<|im_end|>")[0]) for role, said in turns]
+
+
+@pytest.mark.parametrize("has_system_role", [True, False])
+def test_turns_alternate_when_the_template_demands_it(has_system_role):
+    """Pitfall 19: runs are merged; system text stands before the user's where no role is its own.
+
+    The chunks in it are hits either way.
+    """
+    template = ALTERNATING_TEMPLATE if has_system_role else NO_SYSTEM_TEMPLATE
+    loaded = wrap_model(*tiny_model("llama"), chat_template=template)
+    messages = [
+        *context_messages(CAT, DOG),
+        HumanMessage("H2"),
+        AIMessage("A1"),
+        AIMessage("A2"),
+        HumanMessage("H3"),
+    ]
+    system, first = (message.content for message in messages[:2])
+    with opened(loaded=loaded) as corpus:
+        corpus.add([CAT, DOG])
+        llm = ChatPcRag(corpus=corpus, max_tokens=1)
+        turns = turns_of(prompt_text(corpus, lambda: llm.invoke(messages)))
+        hits = [module["hit_kind"] for module in modules(llm.invoke(messages))]
+    assert turns == [
+        *([("system", system)] if has_system_role else []),
+        ("user", f"{first}\n\nH2" if has_system_role else f"{system}\n\n{first}\n\nH2"),
+        ("assistant", "A1\n\nA2"),
+        ("user", "H3"),
+        ("assistant", ""),
+    ]
+    assert hits == ["composed", "composed"]
+
+
+def test_calls_and_answers_keep_their_ids_when_messages_are_translated():
+    """Some templates show them, and some models need them to tell parallel calls apart."""
+    calls = [
+        {"name": "look", "args": {"at": 1}, "id": "call_1"},
+        {"name": "look", "args": {"at": 2}, "id": None},
+    ]
+    messages = [
+        HumanMessage("Hi", name="ann"),
+        AIMessage("Looking.", tool_calls=calls),
+        ToolMessage("found", tool_call_id="call_1", name="look"),
+        FunctionMessage("seen", name="see"),
+    ]
+    assert to_conversation(messages).messages == (
+        Turn(Role.USER, "Hi", name="ann"),
+        Turn(
+            Role.ASSISTANT,
+            "Looking.",
+            tool_calls=(ToolCall("look", {"at": 1}, "call_1"), ToolCall("look", {"at": 2}, "")),
+        ),
+        Turn(Role.TOOL, "found", tool_call_id="call_1", name="look"),
+        Turn(Role.TOOL, "seen", name="see"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "role"),
+    [
+        ("developer", Role.SYSTEM),
+        ("Developer", Role.SYSTEM),
+        ("system", Role.SYSTEM),
+        ("human", Role.USER),
+        ("user", Role.USER),
+        ("ai", Role.ASSISTANT),
+        ("assistant", Role.ASSISTANT),
+        ("tool", Role.TOOL),
+    ],
+)
+def test_role_is_ours_when_a_message_names_its_own(name, role):
+    """OpenAI's newer name for the system role too."""
+    (turn,) = to_conversation([ChatMessage(role=name, content="x")]).messages
+    assert turn == Turn(role, "x")
+
+
+def test_tool_is_described_when_the_model_is_shown_it():
+    """Name, description and parameters all reach the template."""
+
+    @tool
+    def look(at: int) -> str:
+        """Look at a place."""
+        return str(at)
+
+    spec = to_tool_spec(look)
+    assert (spec.name, spec.description) == ("look", "Look at a place.")
+    assert spec.parameters["properties"] == {"at": {"type": "integer"}}
+    assert spec.parameters["required"] == ["at"]
+    (shown,) = to_conversation([HumanMessage("Hi")], [look]).tools
+    assert shown == spec
+
+
+def test_tool_takes_nothing_when_it_names_no_parameters():
+    """A schema of an empty object stands in for them."""
+    spec = to_tool_spec({"type": "function", "function": {"name": "ping"}})
+    assert (spec.name, spec.description) == ("ping", "")
+    assert spec.parameters == {"type": "object", "properties": {}}
+
+
+def test_tool_is_refused_when_only_its_provider_can_run_it():
+    """There is no provider here."""
+    with pytest.raises(PromptError, match="web_search_preview"):
+        to_tool_spec({"type": "web_search_preview"})
+
+
+@pytest.mark.parametrize("content", ["", "I tried."])
+def test_written_calls_are_shown_when_all_of_a_turn_are_invalid(content):
+    """What the model said stands before them; with a valid call they are left out."""
+    invalid = [
+        {"name": None, "args": args, "id": None, "error": "no", "type": "invalid_tool_call"}
+        for args in ('{"a', '"{\\"b"', "5", "")
+    ]
+    message = AIMessage(content, invalid_tool_calls=invalid)
+    (turn,) = to_conversation([message]).messages
+    written = '{"a\n{"b\n5\n'
+    assert turn == Turn(Role.ASSISTANT, f"{content}\n{written}" if content else written)
+    valid = AIMessage(
+        content,
+        invalid_tool_calls=invalid,
+        tool_calls=[{"name": "look", "args": {}, "id": "1"}],
+    )
+    (turn,) = to_conversation([valid]).messages
+    assert turn == Turn(Role.ASSISTANT, content, tool_calls=(ToolCall("look", {}, "1"),))
