@@ -8,7 +8,6 @@ import pytest
 from langchain_core.callbacks import BaseCallbackHandler
 from langchain_pc_rag import ChatPcRag
 
-from pc_rag.errors import GenerationError
 from tests.support.corpora import CAT, DOG, FISH
 from tests.support.engines import scripted
 from tests.support.langchain_calls import context_messages
@@ -60,12 +59,6 @@ def test_generation_stops_within_a_token_when_the_consumer_leaves(corpus, llm):
     assert total.num_generated_tokens <= 2
     with scripted(corpus.engine, "next"):
         assert llm.invoke("Hi").content == "next"
-
-
-def test_call_fails_when_its_time_is_over(llm):
-    """The error says how long was allowed."""
-    with pytest.raises(GenerationError, match="timeout of 1e-09 s"):
-        llm.invoke("Hi", timeout=1e-9)
 
 
 def test_new_tokens_are_called_back_when_a_chain_streams(llm):
