@@ -170,7 +170,7 @@ class PcRagSettings(BaseLanguageModel[Any]):
                 )
             object.__setattr__(self, "model", name)
         else:
-            self._settings()
+            _ = self.host  # loads nothing; another's ``close`` leaves it to this object from now on
         Call(prompt="", config=self._generation_config(None, {}), timeout_seconds=self.timeout)
         return self
 

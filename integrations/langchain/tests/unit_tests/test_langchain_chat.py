@@ -92,6 +92,8 @@ def test_usage_equals_the_prompt_when_a_stream_is_summed(corpus, llm):
     assert usage["input_tokens"] == requests[0].plan.num_tokens
     assert 0 < details["cache_read"] <= usage["input_tokens"]
     assert sum(details.values()) <= usage["input_tokens"]
+    assert usage["total_tokens"] == usage["input_tokens"] + usage["output_tokens"]
+    assert llm.invoke(messages).usage_metadata["total_tokens"] == usage["total_tokens"]
     assert total.response_metadata["model_name"] == corpus.engine.loaded.name
     assert total.chunk_position == "last"
 
