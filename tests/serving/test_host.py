@@ -273,3 +273,30 @@ def test_folder_is_the_command_lines_when_a_store_is_opened(folder, tmp_path):
     host.hold().release()
     assert (tmp_path / "catalog.sqlite").is_file()
     assert any((tmp_path / "kv").rglob("*.safetensors"))
+
+
+def test_engine_is_closed_when_its_host_is_released(folder, tmp_path):
+    """What the host opened: the store's files are free for another process."""
+    host = open_host(HostSettings(model=str(folder), store=str(tmp_path)))
+    hold, closed = host.hold(), []
+    engine, close = host.engine, host.engine.close
+
+    def closing():
+        closed.append(True)
+        close()
+
+    engine.close = closing
+    hold.release()
+    assert closed == [True]
+
+
+def test_engine_stays_open_when_it_was_lent(corpus):
+    """Only the corpus around it was the host's own."""
+    engine, closed = corpus.engine, []
+    engine.close = lambda: closed.append(True)
+    host = open_host(engine)
+    hold = host.hold()
+    assert run(host, call(CAT)).text
+    hold.release()
+    del engine.close
+    assert closed == []

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 PROVIDER = "pc-rag"
 """What traces and messages call us."""
 
-_IGNORED = frozenset({"stream", "strict"})
+_IGNORED = frozenset({"stream", "strict", "ls_structured_output_format"})
 """Words that frameworks add to calls and that change nothing here."""
 _OPENED_WITH = ("store", "engine_config", "dtype", "device", "chat_template")
 """Settings that a model is opened with; a lent engine or corpus has its own."""
@@ -170,7 +170,7 @@ class PcRagSettings(BaseLanguageModel[Any]):
                 )
             object.__setattr__(self, "model", name)
         else:
-            self._settings()
+            _ = self.host  # loads nothing; another's ``close`` leaves it to this object from now on
         Call(prompt="", config=self._generation_config(None, {}), timeout_seconds=self.timeout)
         return self
 

@@ -33,6 +33,9 @@ _NAME = "answer"
 _KEYWORDS = frozenset({"type", "properties", "anyOf", "oneOf", "allOf", "enum", "const", "$ref"})
 """A mapping with one of these is a JSON schema; others are forms that LangChain knows."""
 
+_NOTHING = object()
+"""Before anything was streamed; ``None`` may be the answer."""
+
 
 class WholeAnswerParser(BaseCumulativeTransformOutputParser[Any]):
     """Parses an answer to the end, and refuses one that was cut off.
@@ -85,7 +88,7 @@ class WholeAnswerParser(BaseCumulativeTransformOutputParser[Any]):
                 pieces.append(piece)
                 yield piece
 
-        last = None
+        last: Any = _NOTHING
         for last in super()._transform(passing()):
             yield last
         whole = self.parse_result([_generation(pieces)])
@@ -100,7 +103,7 @@ class WholeAnswerParser(BaseCumulativeTransformOutputParser[Any]):
                 pieces.append(piece)
                 yield piece
 
-        last = None
+        last: Any = _NOTHING
         async for last in super()._atransform(passing()):
             yield last
         whole = self.parse_result([_generation(pieces)])
@@ -182,6 +185,7 @@ def bind_structured(
         parser = JsonAnswerParser()
     else:
         described = json_schema_of(schema)
+        shown["schema"] = _named(described)  # LangChain cannot convert every type itself
         wanted = {"name": described.get("title", _NAME), "schema": described}
         bound = model.bind(
             response_format={"type": "json_schema", "json_schema": wanted},
@@ -221,7 +225,8 @@ def json_schema_of(schema: Any) -> dict[str, Any]:
         ConfigError: Nothing that has a schema.
     """
     if isinstance(schema, dict):
-        is_plain = bool(_KEYWORDS & schema.keys())
+        is_tool = schema.get("type") == "function"  # OpenAI's form; no type of JSON
+        is_plain = bool(_KEYWORDS & schema.keys()) and not is_tool
         return dict(schema) if is_plain else convert_to_json_schema(_named(schema))
     if is_typeddict(schema):
         return convert_to_json_schema(schema)

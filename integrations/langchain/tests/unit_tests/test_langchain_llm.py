@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
-from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.prompts import PromptTemplate
 from langchain_pc_rag import PcRagLLM
 
@@ -85,48 +82,28 @@ def test_calls_have_settings_of_their_own_when_they_give_them(corpus):
         llm.invoke("Hi", best_of=2)
 
 
-def test_streaming_calls_back_when_it_is_switched_on(corpus):
-    """``streaming=True`` gives tokens to callbacks from ``invoke`` too."""
-
-    class Tokens(BaseCallbackHandler):
-        def __init__(self):
-            self.seen = ""
-
-        def on_llm_new_token(self, token, **_):
-            self.seen += token
-
-    quiet, loud = Tokens(), Tokens()
-    PcRagLLM(corpus=corpus, max_tokens=4).invoke("Hi", config={"callbacks": [quiet]})
-    answer = PcRagLLM(corpus=corpus, max_tokens=4, streaming=True).invoke(
-        "Hi", config={"callbacks": [loud]}
-    )
-    assert (quiet.seen, loud.seen) == ("", answer)
+def test_false_start_of_a_stop_is_released_when_it_goes_on_otherwise(corpus):
+    """Pitfall 18, on the string model."""
+    llm = PcRagLLM(corpus=corpus, stop=["\nQ:"])
+    for ask in (llm.invoke, lambda prompt: "".join(llm.stream(prompt))):
+        with scripted(corpus.engine, "on the mat\nQuite so"):
+            assert ask("Hi") == "on the mat\nQuite so"
 
 
-def test_error_arrives_at_once_when_the_model_fails(corpus, llm):
-    """Pitfall 25, on the string model."""
-    with scripted(corpus.engine, "abcdef", fail_at=1):
-        stream = llm.stream("Hi")
-        assert next(stream) == "a"
-        with pytest.raises(ZeroDivisionError):
-            next(stream)
-    assert llm.invoke("Hi") != ""
+def test_stop_of_a_call_takes_the_place_of_the_constructors_when_both_are_given(corpus):
+    """The nearer setting wins."""
+    llm = PcRagLLM(corpus=corpus, stop=["b"])
+    with scripted(corpus.engine, "abcd"):
+        assert llm.invoke("Hi", stop=["d"]) == "abc"
 
 
-async def test_loop_goes_on_when_answers_are_computed(llm):
-    """Pitfall 28, on the string model."""
-    ticks = 0
-
-    async def tick():
-        nonlocal ticks
-        while True:
-            ticks += 1
-            await asyncio.sleep(0)
-
-    ticker = asyncio.create_task(tick())
-    await asyncio.gather(*(llm.ainvoke("Hi", max_tokens=30) for _ in range(2)))
-    ticker.cancel()
-    assert ticks > 30
+def test_usage_is_told_once_when_a_stream_is_summed(llm):
+    """On the last piece, with the sum of both kinds of tokens."""
+    *pieces, last = llm._stream(PROMPT)
+    usage = last.generation_info["usage"]
+    assert all(piece.generation_info is None for piece in pieces)
+    assert usage["total_tokens"] == usage["input_tokens"] + usage["output_tokens"]
+    assert usage["input_tokens"] == len(PROMPT)
 
 
 def test_chain_is_held_to_json_when_a_call_asks_for_it(corpus):

@@ -6,6 +6,8 @@ import asyncio
 import gc
 
 import pytest
+from langchain_core.documents import Document
+from langchain_core.messages import HumanMessage
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.runnables import RunnablePassthrough
 from langchain_pc_rag import (
@@ -16,8 +18,10 @@ from langchain_pc_rag import (
     PcRagLLM,
     TTFTHandler,
     compare_chains,
+    format_chunks,
 )
 
+from pc_rag.corpus import chunk_id_of
 from pc_rag.metrics import Outcome
 from tests.support.corpora import CAT, DOG, TEXTS
 from tests.support.langchain_models import ListRetriever
@@ -109,3 +113,42 @@ def test_arms_are_compared_when_one_of_them_reuses(llm):
     assert comparison.ttft_ratio > 0
     uses = [each.run.num_module_hits for each in comparison.samples if each.arm == "baseline"]
     assert set(uses) == {0}
+
+
+SHORT_NOTE = "Bring boots."
+"""Fewer characters than a text needs to be recognised."""
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        ((UNKNOWN,), [DocumentOutcome.NOT_INDEXED], "not indexed"),
+        ((SHORT_NOTE,), [DocumentOutcome.TOO_SHORT], "too short to be recognised"),
+        (
+            (CAT, SHORT_NOTE),
+            [DocumentOutcome.HIT, DocumentOutcome.TOO_SHORT],
+            "too short to be recognised",
+        ),
+    ],
+)
+def test_rate_is_explained_when_texts_are_unknown_or_too_short(llm, corpus, handlers, case):
+    """Pitfall 34: nothing to hit is no rate of zero, and each document's place is named."""
+    texts, outcomes, told = case
+    hits, _ = handlers
+    corpus.add([SHORT_NOTE])
+    chain_of(llm, *texts).invoke(QUESTION, {"callbacks": [hits]})
+    assert [each.outcome for each in hits.last_run.documents] == outcomes
+    assert hits.last_run.module_hit_rate == (1.0 if CAT in texts else None)
+    assert told in hits.report()
+
+
+def test_short_text_is_a_hit_when_its_block_names_it(corpus, handlers):
+    """Pitfall 34: a named chunk needs no recognising, so only the unknown text is left out."""
+    hits, _ = handlers
+    corpus.add([SHORT_NOTE])
+    blocks = format_chunks([Document(SHORT_NOTE), Document(UNKNOWN)])
+    llm = ChatPcRag(corpus=corpus, max_tokens=1)
+    llm.invoke([HumanMessage(blocks)], {"callbacks": [hits]})
+    known = chunk_id_of(SHORT_NOTE)
+    found = {use.label: use.is_hit for use in hits.last_run.modules if use.label != "(prefix)"}
+    assert found == {known: True}

@@ -1,21 +1,20 @@
-"""Tools and structured output, with a model whose output is forced."""
+"""Tools, with a model whose output is forced."""
 
 from __future__ import annotations
 
 import json
-from typing import Literal, TypedDict
+from typing import Literal
 
 import pytest
-from langchain_core.exceptions import OutputParserException
 from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
 from langchain_core.tools import tool
 from langchain_pc_rag import ChatPcRag
-from pydantic import BaseModel, Field
 
 from pc_rag.errors import ConfigError, UnsupportedModelError
 from pc_rag.model.loading import wrap_model
 from tests.support.corpora import CAT, TEXTS, opened, recorded
 from tests.support.engines import scripted
+from tests.support.langchain_calls import prompt_text, summed
 from tests.support.tiny_models import tiny_model
 from tests.support.tool_templates import BARE_TEMPLATE, TAGGED_TEMPLATE
 
@@ -32,20 +31,6 @@ def weather(city: str) -> str:
 def clock(zone: Literal["utc", "cet"]) -> str:
     """Tell the time."""
     return zone
-
-
-class Point(BaseModel):
-    """A place on a map."""
-
-    x: int = Field(ge=0, le=9)
-    y: int = Field(ge=0, le=9)
-
-
-class PointDict(TypedDict):
-    """A place on a map."""
-
-    x: int
-    y: int
 
 
 @pytest.fixture(params=["tagged", "bare"])
@@ -80,14 +65,77 @@ def test_call_is_read_when_the_model_writes_one(corpus, llm):
     assert answer.response_metadata["finish_reason"] == "tool_calls"
 
 
-def test_stream_gives_the_same_call_when_it_is_summed(corpus, llm):
-    """Nothing of a call appears in the streamed text."""
+def test_nothing_of_a_call_is_streamed_as_text_when_the_model_writes_one(corpus, llm):
+    """Calls come whole, with the last piece."""
     with scripted(corpus.engine, f"Let me look.\n{CALL}"):
-        chunks = list(llm.bind_tools([weather]).stream("How is Oslo?"))
-    total = sum(chunks[1:], start=chunks[0])
-    assert [(c["name"], c["args"]) for c in total.tool_calls] == [("weather", {"city": "Oslo"})]
-    assert total.content.strip() == "Let me look."
-    assert not any("<" in chunk.content for chunk in chunks)
+        *pieces, last = llm.bind_tools([weather]).stream("How is Oslo?")
+    assert "".join(piece.content for piece in pieces).strip() == "Let me look."
+    assert not any("<" in piece.content or piece.tool_call_chunks for piece in pieces)
+    assert [chunk["name"] for chunk in last.tool_call_chunks] == ["weather"]
+
+
+BROKEN = '<call>\n{"name": "weather", "arguments": {"city": "Oslo\n</call>'
+"""Mending its JSON would give a call that the model did not make."""
+CUT = '<call>\n{"name": "weather", "arguments": {"city": "Oslo"'
+UNKNOWN = CALL.replace("weather", "snow")
+MISFIT = CALL.replace("city", "town")
+
+
+@pytest.mark.parametrize(
+    ("written", "num_valid", "num_invalid"),
+    [
+        (CALL, 1, 0),
+        (f"{CALL}\n{CALL.replace('Oslo', 'Lima')}\n{CALL}", 3, 0),
+        (BROKEN, 0, 1),
+        (CUT, 0, 1),
+        (UNKNOWN, 0, 1),
+        (f"{CALL}\n{MISFIT}\n{CALL}\n{UNKNOWN}", 2, 2),
+        (f"{CALL}\n{CUT}", 1, 1),
+    ],
+)
+def test_summed_stream_agrees_with_invoke_when_calls_are_valid_or_not(
+    corpus, llm, written, num_valid, num_invalid
+):
+    """An invalid call is never mended into a valid one, and its reason stands with the answer."""
+    bound = llm.bind_tools([weather])
+    with scripted(corpus.engine, written):
+        invoked = bound.invoke("Oslo?", max_tokens=400)
+    with scripted(corpus.engine, written):
+        pieces = list(bound.stream("Oslo?", max_tokens=400))
+    streamed = summed(pieces)
+    num_calls = num_valid + num_invalid
+    assert [chunk["index"] for chunk in pieces[-1].tool_call_chunks] == list(range(num_calls))
+    for answer in (invoked, streamed):
+        ids = [call["id"] for call in answer.tool_calls]
+        assert all(ids)
+        assert len(set(ids)) == num_valid
+    calls = [(call["name"], call["args"]) for call in streamed.tool_calls]
+    assert calls == [(call["name"], call["args"]) for call in invoked.tool_calls]
+    assert len(invoked.invalid_tool_calls) == num_invalid
+    raws = [call["args"] for call in invoked.invalid_tool_calls]
+    assert [json.loads(call["args"]) for call in streamed.invalid_tool_calls] == raws
+    reasons = [
+        {"args": call["args"], "error": call["error"]} for call in invoked.invalid_tool_calls
+    ]
+    assert all(reason["error"] for reason in reasons)
+    for answer in (invoked, streamed):
+        assert answer.response_metadata.get("invalid_tool_calls", []) == reasons
+        assert answer.content == ""
+
+
+@pytest.mark.parametrize("way", ["invoke", "stream"])
+@pytest.mark.parametrize("written", [BROKEN, UNKNOWN])
+def test_model_sees_what_it_wrote_when_its_call_was_invalid(corpus, llm, way, written):
+    """Else it could not do better in its next turn."""
+    bound = llm.bind_tools([weather])
+    with scripted(corpus.engine, f"Look:\n{written}"):
+        answer = bound.invoke("Oslo?") if way == "invoke" else summed(bound.stream("Oslo?"))
+    messages = [HumanMessage("Oslo?"), answer, HumanMessage("That failed. Try again.")]
+    (invalid,) = answer.response_metadata["invalid_tool_calls"]
+    shown = prompt_text(corpus, lambda: bound.invoke(messages, max_tokens=1))
+    turn = shown.split("<|im_start|>assistant\n")[1].partition("<|im_end|>")[0]
+    assert turn.startswith("Look:\n")
+    assert invalid["args"] in turn
 
 
 def test_several_calls_are_read_when_the_model_writes_several(corpus, llm):
@@ -175,48 +223,3 @@ def test_tools_are_refused_when_the_template_knows_none():
     with opened() as corpus, pytest.raises(UnsupportedModelError) as caught:
         ChatPcRag(corpus=corpus).bind_tools([weather]).invoke("Hi")
     assert caught.value.capability == "tools"
-
-
-@pytest.mark.parametrize("schema", [Point, PointDict, Point.model_json_schema()])
-@pytest.mark.parametrize("method", ["json_schema", "function_calling", "json_mode"])
-def test_answer_fits_the_schema_when_output_is_structured(corpus, schema, method):
-    """Random weights cannot leave the schema, by invoke and by stream."""
-    llm = ChatPcRag(corpus=corpus, max_tokens=400, temperature=2.0, seed=3)
-    structured = llm.with_structured_output(schema, method=method)
-    for answer in (structured.invoke("Where?"), list(structured.stream("Where?"))[-1]):
-        found = answer.model_dump() if isinstance(answer, BaseModel) else answer
-        assert set(found) == {"x", "y"}
-        assert all(isinstance(value, int) for value in found.values())
-
-
-async def test_async_answer_fits_the_schema_when_output_is_structured(corpus):
-    """The asynchronous twin of the above."""
-    llm = ChatPcRag(corpus=corpus, max_tokens=200, temperature=2.0, seed=3)
-    assert isinstance(await llm.with_structured_output(Point).ainvoke("Where?"), Point)
-
-
-def test_cut_answer_is_an_error_when_tokens_run_out(corpus):
-    """Never mended: half an object is no object."""
-    llm = ChatPcRag(corpus=corpus, max_tokens=6)
-    structured = llm.with_structured_output(PointDict)
-    with pytest.raises(OutputParserException, match="raise max_tokens"):
-        structured.invoke("Where?")
-    raw = llm.with_structured_output(PointDict, include_raw=True).invoke("Where?")
-    assert raw["parsed"] is None
-    assert isinstance(raw["parsing_error"], OutputParserException)
-    assert raw["raw"].response_metadata["finish_reason"] == "length"
-
-
-def test_any_json_object_is_the_answer_when_a_call_asks_for_json(corpus):
-    """JSON mode of a call, as OpenAI's clients ask for it."""
-    llm = ChatPcRag(corpus=corpus, max_tokens=1500, temperature=3.0, seed=0)
-    answer = llm.invoke("Say JSON.", response_format={"type": "json_object"})
-    assert isinstance(json.loads(answer.content), dict)
-
-
-def test_format_is_refused_when_it_is_unknown(llm):
-    """By name, with those that are known."""
-    with pytest.raises(ConfigError, match="'yaml'"):
-        llm.invoke("Hi", response_format={"type": "yaml"})
-    with pytest.raises(ConfigError, match="method 'xml' is unknown"):
-        llm.with_structured_output(Point, method="xml")
