@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 OSLO, LIMA, ROME = TEXTS
 PROMPT = ChatPromptTemplate.from_template("{context}\n{question}")
 METRICS = metrics_of(use_of(OSLO), use_of(LIMA, MissReason.NOT_STORED))
-"""One document of the retriever's three was hit, one missed, and one is no module of the prompt that holds it."""
+"""Of the retriever's three documents one was hit, one missed, and one is no module of the prompt."""
 EXPECTED_FATES = {
     "Oslo": (DocumentOutcome.HIT, None),
     "Lima": (DocumentOutcome.MISS, MissReason.NOT_STORED),

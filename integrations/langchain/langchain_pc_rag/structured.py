@@ -185,7 +185,7 @@ def bind_structured(
         parser = JsonAnswerParser()
     else:
         described = json_schema_of(schema)
-        shown["schema"] = _named(described)  # LangChain cannot convert every type itself
+        shown["schema"] = _traced(schema, described)
         wanted = {"name": described.get("title", _NAME), "schema": described}
         bound = model.bind(
             response_format={"type": "json_schema", "json_schema": wanted},
@@ -194,6 +194,15 @@ def bind_structured(
         )
         parser = JsonAnswerParser(validate_answer=_validator_of(schema))
     return _with_raw(bound, parser) if include_raw else bound | parser
+
+
+def _traced(schema: Any, described: dict[str, Any]) -> Any:
+    """What traces show: the schema itself, or ours of a type that LangChain cannot convert."""
+    try:
+        convert_to_json_schema(schema)
+    except (ValueError, TypeError):
+        return _named(described)
+    return schema
 
 
 def _bound_tool(
