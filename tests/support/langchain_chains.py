@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 OSLO, LIMA, ROME = TEXTS
 PROMPT = ChatPromptTemplate.from_template("{context}\n{question}")
 METRICS = metrics_of(use_of(OSLO), use_of(LIMA, MissReason.NOT_STORED))
-"""Of the retriever's three documents one was hit, one missed, and one is no module of the prompt."""
+"""Of the retriever's three documents one was hit, one missed, and one is no module of a prompt."""
 EXPECTED_FATES = {
     "Oslo": (DocumentOutcome.HIT, None),
     "Lima": (DocumentOutcome.MISS, MissReason.NOT_STORED),
