@@ -12,8 +12,9 @@ Second: what the adapter adds to the engine, on a tiny random model: `ChatPcRag.
 
 What is not measured: answer quality, several requests at once, the disk tier.
 
-Checked before anything is timed: without reuse, greedy answers equal the pipeline's wherever both
-see the same tokens, and every retrieved chunk is a hit.
+Checked: without reuse, greedy answers equal the pipeline's wherever both see the same tokens (ours
+tokenises each chunk by itself, so some prompts differ at the borders of chunks; how many answers
+are the same is in the JSON), and every retrieved chunk is a hit.
 
     python benchmarks/langchain_adapter.py [--chunks 4 8] [--rounds 4] [--dtype float32]
 """
@@ -41,6 +42,7 @@ from langchain_core.runnables import RunnablePassthrough
 from langchain_core.vectorstores import InMemoryVectorStore
 from langchain_huggingface import ChatHuggingFace, HuggingFacePipeline
 from langchain_pc_rag import ChatPcRag, PcRagEmbeddings, PromptCacheVectorStore, compare_chains
+from langchain_pc_rag.messages import to_conversation
 from langchain_text_splitters import RecursiveCharacterTextSplitter
 from transformers import LlamaConfig, LlamaForCausalLM, pipeline
 
@@ -65,6 +67,7 @@ CHUNK_CHARS = 1000
 SYSTEM = "Answer in one or two short sentences, using only this context:\n\n{context}"
 OVERHEAD_LIMIT_MS = 5.0
 STREAMED_TOKENS = 64
+SAMPLE_FIELDS = ("arm", "round_number", "question_index", "ttft_seconds", "total_seconds")
 
 
 class _Prompts(BaseCallbackHandler):
@@ -135,6 +138,9 @@ def compare(num_chunks: int, options: argparse.Namespace) -> dict[str, Any]:
         "median_prompt_tokens": num_tokens,
         "num_same_answers_without_reuse": num_same,
         **result.to_dict(),
+        "samples": [
+            {name: sample.to_dict()[name] for name in SAMPLE_FIELDS} for sample in result.samples
+        ],
     }
 
 
@@ -156,11 +162,12 @@ def check(
         )
         expected = build(baseline).invoke(question)
         num_same += answer == expected
-        counts.append(ours.get_num_tokens_from_messages(seen.messages))
+        planned = ours.open_corpus().plan(to_conversation(seen.messages)).plan.token_ids
+        counts.append(len(planned))
         roles = {"system": "system", "human": "user"}
         plain = [{"role": roles[m.type], "content": m.content} for m in seen.messages]
         whole = tokenizer.hf_tokenizer(template(plain, tokenize=False, add_generation_prompt=True))
-        if len(whole["input_ids"]) == counts[-1] and answer != expected:
+        if tuple(whole["input_ids"]) == planned and answer != expected:
             raise SystemExit(f"{question}: {answer!r} is not the pipeline's {expected!r}")
         build(ours.bind(learn_prefix=True)).invoke(question)
         if ours.prefix_learning is not None:
