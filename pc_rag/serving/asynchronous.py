@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
+from pc_rag.serving.finishing import started
+
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable
 
@@ -16,7 +18,7 @@ async def begun(begin: Callable[[], ReplyStream]) -> ReplyStream:
 
     A stream that comes when its task was cancelled meanwhile is closed.
     """
-    beginning = asyncio.ensure_future(asyncio.to_thread(begin))
+    beginning = started(asyncio.to_thread(begin))
     try:
         return await asyncio.shield(beginning)
     except asyncio.CancelledError:

@@ -99,27 +99,26 @@ class Call:
         """The settings, with the grammar of the call that must be made.
 
         Args:
-            tool_format: How the model writes calls; needed where tools are given.
+            tool_format: How the model writes calls; ``None`` where no tools are given.
 
         Raises:
             ConfigError: A call must be made, and there is no such tool, or another grammar.
         """
         if self.tool_choice is not ToolChoice.ANY:
             return self.config
-        names = [tool.name for tool in self.tools]
-        if not names or (self.tool_name is not None and self.tool_name not in names):
-            raise ConfigError(
-                f"tool_choice asks for a call of {self.tool_name or 'any tool'!r}, but the tools "
-                f"given are {', '.join(map(repr, names)) or 'none'}; give that tool, or another "
-                "tool_choice"
-            )
         if self.config.grammar is not None:
             raise ConfigError(
                 "a reply cannot be held to a tool call and to another grammar at once; give either "
                 "tool_choice or a response format"
             )
-        if tool_format is None:
-            return self.config  # rendering the prompt says why
+        names = [tool.name for tool in self.tools]
+        is_known = self.tool_name is None or self.tool_name in names
+        if tool_format is None or not names or not is_known:
+            raise ConfigError(
+                f"tool_choice asks for a call of {self.tool_name or 'any tool'!r}, but the tools "
+                f"given are {', '.join(map(repr, names)) or 'none'}; give that tool, or another "
+                "tool_choice"
+            )
         prefix, schema, suffix = tool_call_schema(tool_format, self.tools, self.tool_name)
         return replace(
             self.config, grammar=Grammar.json(closed_schema(schema), prefix=prefix, suffix=suffix)

@@ -19,7 +19,7 @@ async def tidied(work: Coroutine[Any, Any, _T]) -> _T:
     The work hears of the first cancellation only. The caller waits until it has tidied up; one
     who is cancelled once more no longer waits, and the work still ends.
     """
-    task = _started(work)
+    task = started(work)
     try:
         return await asyncio.shield(task)
     except asyncio.CancelledError:
@@ -33,7 +33,7 @@ async def ended(work: Coroutine[Any, Any, _T]) -> _T:
 
     The task's cancellation surfaces when the thread is done, whose own error is then dropped.
     """
-    task = _started(work)
+    task = started(work)
     try:
         return await asyncio.shield(task)
     except asyncio.CancelledError:
@@ -41,7 +41,8 @@ async def ended(work: Coroutine[Any, Any, _T]) -> _T:
         raise
 
 
-def _started(work: Coroutine[Any, Any, _T]) -> asyncio.Task[_T]:
+def started(work: Coroutine[Any, Any, _T]) -> asyncio.Task[_T]:
+    """Start work that ends whether or not anybody waits for it."""
     task = asyncio.create_task(work)
     _running.add(task)
     task.add_done_callback(_running.discard)

@@ -171,12 +171,13 @@ class Host:
         Raises:
             PromptError: The prompt is empty, or its roles are refused by the chat template.
             LayoutError: It does not fit the model's context.
-            UnsupportedModelError: It has tools, and the chat template knows none.
+            UnsupportedModelError: It has tools, and the chat template knows none, or writes calls
+                otherwise than as JSON.
             ConfigError: A tool must be called that is not given.
         """
         chat_format = self.engine.chat_format
         tools = call.tools
-        tool_format = chat_format.tool_format if tools else None
+        tool_format = chat_format.require_tool_format() if tools else None
         stream = self.corpus.stream_prompt(
             call.shown_prompt(),
             call.held_config(tool_format),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import pytest
 from langchain_core.messages import HumanMessage, SystemMessage
 from langchain_pc_rag import ChatPcRag
+from langchain_pc_rag.messages import to_conversation
 from langchain_tests.integration_tests import ChatModelIntegrationTests
 
 
@@ -35,11 +36,15 @@ class _LocalModelTests(ChatModelIntegrationTests):
         details = ["cache_read_input", "cache_creation_input"]
         return {"invoke": details, "stream": details}
 
-    def _ask(self, *, stream):
+    def _ask(self, *, stream, loses_entries=False):
         llm = ChatPcRag(**self.chat_model_params)
         text = "The suite's own chunk, long enough to be recognised in a prompt. " * 3
-        llm.open_corpus().add([text])
+        corpus = llm.open_corpus()
+        corpus.add([text])
         messages = [SystemMessage(f"Use this: {text}"), HumanMessage("Why?")]
+        if loses_entries:
+            for key in corpus.plan(to_conversation(messages)).recipes:
+                corpus.engine.store.remove(key)
         if not stream:
             return llm.invoke(messages)
         chunks = list(llm.stream(messages))
@@ -51,7 +56,9 @@ class _LocalModelTests(ChatModelIntegrationTests):
         return message
 
     def invoke_with_cache_creation_input(self, *, stream=False):
-        return self._ask(stream=stream)
+        message = self._ask(stream=stream, loses_entries=True)
+        assert message.usage_metadata["input_token_details"]["cache_creation"] > 0
+        return message
 
 
 class TestTinyModel(_LocalModelTests):

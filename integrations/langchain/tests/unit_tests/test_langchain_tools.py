@@ -16,7 +16,7 @@ from tests.support.corpora import CAT, TEXTS, opened, recorded
 from tests.support.engines import scripted
 from tests.support.langchain_calls import prompt_text, summed
 from tests.support.tiny_models import tiny_model
-from tests.support.tool_templates import BARE_TEMPLATE, TAGGED_TEMPLATE
+from tests.support.tool_templates import BARE_TEMPLATE, TAGGED_TEMPLATE, XML_TEMPLATE
 
 CALL = '<call>\n{"name": "weather", "arguments": {"city": "Oslo"}}\n</call>'
 
@@ -216,6 +216,15 @@ def test_tool_answer_is_shown_with_hits_when_it_holds_a_chunk(corpus, llm):
     modules = answer.response_metadata["pc_rag"]["modules"]
     assert [m["hit_kind"] for m in modules if m["label"] != "(prefix)"] == ["composed"]
     assert answer.content == "Rainy."
+
+
+@pytest.mark.parametrize("choice", [None, "any"])
+def test_tools_are_refused_when_the_template_writes_calls_otherwise(choice):
+    """Calls that cannot be read would stand in the answer as text, and none would be forced."""
+    with corpus_with(XML_TEMPLATE) as corpus:
+        llm = ChatPcRag(corpus=corpus, max_tokens=4).bind_tools([weather], tool_choice=choice)
+        with pytest.raises(UnsupportedModelError, match="otherwise than as JSON"):
+            llm.invoke("Hi")
 
 
 def test_tools_are_refused_when_the_template_knows_none():
