@@ -95,7 +95,7 @@ def corpora_and_prompts(draw):
     return texts, draw(st.sampled_from(["", " ", "\n---\n"])).join(parts)
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(corpora_and_prompts(), st.data())
 def test_parts_equal_naive_search_when_texts_overlap(case, data):
     """Longest heads at the leftmost place, then tails likewise, after additions and removals."""
