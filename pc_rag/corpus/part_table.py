@@ -36,6 +36,7 @@ MAX_LEAST_CHARS = 256
 _STEPS: Final = (MIN_PART_CHARS, 96, 128, 192, MAX_LEAST_CHARS)
 """Half of a text is rounded up to one of these, so that a place needs five look-ups at most."""
 
+_STEP_ARRAY: Final = np.array(_STEPS, dtype=np.int64)
 _FILTER_BITS_PER_TEXT = 12
 _BATCH_TEXTS = 512
 _FIRST_BLOCK = 128
@@ -78,8 +79,8 @@ class PartTable:
         self.texts = texts
         lengths = np.fromiter(map(len, texts), dtype=np.int64, count=len(texts))
         owners = np.flatnonzero(lengths > MIN_PART_CHARS)
-        steps = np.array(_STEPS, dtype=np.int64)
-        least = steps[np.minimum(np.searchsorted(steps, (lengths + 1) // 2), len(_STEPS) - 1)]
+        step = np.searchsorted(_STEP_ARRAY, (lengths + 1) // 2)
+        least = _STEP_ARRAY[np.minimum(step, len(_STEPS) - 1)]
         self._is_live = np.ones(len(texts), dtype=np.bool_)
         heads, tails = _hash_ends(texts, owners, least[owners])
         self.heads = PartSearch(texts, owners, heads, self._is_live, is_head=True)
@@ -178,12 +179,12 @@ class PartSearch:
         """``[num_places, num_steps]`` groups whose least part stands at each place, or -1."""
         live = self._live_groups()
         groups = np.full((len(places), len(_STEPS)), -1, dtype=np.int64)
-        for column, num_chars in enumerate(_STEPS):
-            fitting = np.flatnonzero(room >= num_chars)
-            starts = places[fitting] if self.is_head else places[fitting] - num_chars
-            found = self._table.find(prompt.at(starts, np.full(len(fitting), num_chars)))
-            is_empty = live.starts[found] == live.starts[found + 1]
-            groups[fitting, column] = np.where((found >= 0) & ~is_empty, found, -1)
+        fitting, column = np.nonzero(room[:, None] >= _STEP_ARRAY)
+        num_chars = _STEP_ARRAY[column]
+        starts = places[fitting] if self.is_head else places[fitting] - num_chars
+        found = self._table.find(prompt.at(starts, num_chars))
+        is_empty = live.starts[found] == live.starts[found + 1]
+        groups[fitting, column] = np.where((found >= 0) & ~is_empty, found, -1)
         return groups
 
     def longest(
@@ -258,7 +259,11 @@ class PartSearch:
 
 
 def find_parts(
-    prompt: str, hashes: WindowHashes, gaps: IntArray, searches: Sequence[PartSearch]
+    prompt: str,
+    hashes: WindowHashes,
+    outer: HashArray,
+    gaps: IntArray,
+    searches: Sequence[PartSearch],
 ) -> Iterator[FoundPart]:
     """The parts in the gaps of a prompt, none overlapping another.
 
@@ -268,12 +273,12 @@ def find_parts(
     Args:
         prompt: The prompt.
         hashes: Its hashes.
+        outer: Those of all windows of ``MIN_PART_CHARS`` characters.
         gaps: As for ``PartSearch.candidates``.
         searches: All of heads, or all of tails.
     """
     if not len(gaps):
         return
-    outer = hashes.all_of_length(MIN_PART_CHARS)
     walks = [_Walk(search, hashes, *search.candidates(outer, gaps)) for search in searches]
     while True:
         orders = [walk.order for walk in walks if walk.order is not None]

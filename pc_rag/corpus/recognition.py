@@ -156,29 +156,18 @@ class Recognizer:
             is_possible = ~(is_inside_word[places] & (table.lengths[rows] < MIN_UNBOUNDED_CHARS))
             found.append((places[is_possible], rows[is_possible], table))
         recognized = list(self._resolve(prompt, found, is_inside_word))
-        for part in (ChunkPart.HEAD, ChunkPart.TAIL):
-            recognized += self._parts(prompt, hashes, recognized, tables, part)
+        outer = hashes.all_of_length(MIN_PART_CHARS)
+        for part, searches in (
+            (ChunkPart.HEAD, [each.parts.heads for each in tables]),
+            (ChunkPart.TAIL, [each.parts.tails for each in tables]),
+        ):
+            gaps = _gaps(recognized, len(prompt))
+            for each in find_parts(prompt, hashes, outer, gaps, searches):
+                chunk_ids = self._ids.get(each.text)
+                if chunk_ids:  # it may have gone since it was looked up
+                    recognized.append(Recognized(chunk_ids[0], each.start, each.end, part))
             recognized.sort(key=lambda each: each.start)
         return tuple(recognized)
-
-    def _parts(
-        self,
-        prompt: str,
-        hashes: WindowHashes,
-        found: Sequence[Recognized],
-        tables: Sequence[_Tables],
-        part: ChunkPart,
-    ) -> list[Recognized]:
-        """Heads or tails between what was found before."""
-        is_head = part is ChunkPart.HEAD
-        searches = [each.parts.heads if is_head else each.parts.tails for each in tables]
-        parts = find_parts(prompt, hashes, _gaps(found, len(prompt)), searches)
-        # A text may have gone since it was looked up.
-        return [
-            Recognized(ids[0], each.start, each.end, part)
-            for each in parts
-            if (ids := self._ids.get(each.text))
-        ]
 
     def _resolve(
         self,
