@@ -219,7 +219,8 @@ def _goes_on(before: Part, part: Part, *, is_last: bool) -> bool:
         return False
     if isinstance(part, Cached):
         return not isinstance(before, Cached) and part.rows.start > 0
-    return isinstance(before, Cached) and is_last and part.kind is not FreshKind.PART
+    is_stored = isinstance(before, Cached) or before.kind is FreshKind.REPAIR
+    return is_stored and is_last and part.kind is FreshKind.REPAIR
 
 
 def split_cached(part: Cached, num_leading: int) -> tuple[Cached | None, Cached | None]:
