@@ -280,7 +280,8 @@ class Corpus:
         Args:
             prompt: Plain text, or a conversation; chunks stand in it verbatim, whatever surrounds
                 them. Those that a message names (``ChatMessage.chunks``) are found even if they
-                are too short to be recognised.
+                are too short to be recognised. Of a chunk that was split, a long enough head is
+                read from its entry and a tail is computed; metrics say ``split`` of both.
             config: How to choose tokens and when to stop.
             reuse: ``False`` computes every token of the same prompt.
             template: Label in the metrics, so that hit rates can be told apart by prompt template;
@@ -309,7 +310,8 @@ class Corpus:
         the corpus is closed or the process ends. Entries brought near count as hits of the store.
 
         Args:
-            texts: Retrieved texts, or whole prompts: a text is a chunk, or chunks stand in it.
+            texts: Retrieved texts, or whole prompts: a text is a chunk, or chunks (or heads of
+                chunks) stand in it.
 
         Returns:
             Resolves to the number of chunks warmed, or to the error that ended it.
@@ -340,14 +342,14 @@ class Corpus:
         return self._prefixes.adopt(self._prompts.head(head))
 
     def learn_prefix(self, prompt: TextPrompt) -> Future[int] | None:
-        """Adopt the text before the first recognised chunk of a prompt.
+        """Adopt the text before the first recognised chunk, or part of a chunk, of a prompt.
 
         Meant to be called after every request that reports ``other-prefix``: where there is no room
         it costs nothing, otherwise about what planning the prompt does (milliseconds).
 
         Returns:
-            As ``adopt_prefix``; ``None`` where no chunk stands in the prompt, its head is known, or
-            there is no room for another prefix.
+            As ``adopt_prefix``; ``None`` where no whole chunk stands in the prompt (a part may be a
+            quotation), its head is known, or there is no room for another prefix.
         """
         if self._prefixes.is_full:
             return None

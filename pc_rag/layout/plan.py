@@ -205,8 +205,9 @@ class RequestPlan:
 
 
 def _as_fresh(part: Part) -> Fresh:
-    is_own_text = not isinstance(part, Cached) and part.kind in (FreshKind.TEXT, FreshKind.PART)
-    kind = part.kind if is_own_text else FreshKind.UNCACHED
+    kind = FreshKind.UNCACHED
+    if not isinstance(part, Cached) and part.kind in (FreshKind.TEXT, FreshKind.PART):
+        kind = part.kind
     return Fresh(token_ids=part.token_ids, span=part.span, kind=kind, label=part.label)
 
 
