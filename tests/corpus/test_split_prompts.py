@@ -188,6 +188,16 @@ def test_chunk_has_no_remark_when_only_a_tail_stands_between_it_and_its_prefix(c
     assert dog == (len(DOG), HitKind.COMPOSED, None)
 
 
+def test_chunk_is_linked_to_a_tail_when_that_is_all_before_it():
+    """A tail is text of a chunk: the chunk behind it is not the first one."""
+    with opened(chunk_tokens=500, repair="link:5") as corpus:
+        corpus.add([DOG, LONG])
+        plan = corpus.plan(f"{LONG[-250:]}|{DOG}|{LONG[:250]}|").plan
+        assert plan.num_repaired_tokens == 10
+        assert [part.rows.start for part in plan.cached] == [5, 5]
+        assert corpus.plan(f"why?|{DOG}|").plan.num_repaired_tokens == 0
+
+
 def test_heads_are_warmed_and_tails_are_not(corpus):
     """Only what a prompt would read is brought near; a missing entry is encoded whole."""
     for part in corpus.plan(f"{CAT}|{LONG}|").plan.cached:
