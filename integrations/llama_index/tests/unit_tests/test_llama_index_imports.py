@@ -6,9 +6,8 @@ import importlib
 import subprocess
 import sys
 
-import pytest
-
 import llama_index.llms.pc_rag as package
+import pytest
 
 
 @pytest.mark.parametrize("name", package.__all__)
