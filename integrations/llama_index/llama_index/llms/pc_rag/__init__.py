@@ -11,17 +11,20 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from llama_index.llms.pc_rag.base import PcRagLLM
     from llama_index.llms.pc_rag.embeddings import PcRagEmbedding
+    from llama_index.llms.pc_rag.encoder import PromptCacheEncoder
     from llama_index.llms.pc_rag.events import PromptCacheEvent
 
 __all__ = [
     "PcRagEmbedding",
     "PcRagLLM",
+    "PromptCacheEncoder",
     "PromptCacheEvent",
 ]
 
 _HOMES = {
     "PcRagEmbedding": "llama_index.llms.pc_rag.embeddings",
     "PcRagLLM": "llama_index.llms.pc_rag.base",
+    "PromptCacheEncoder": "llama_index.llms.pc_rag.encoder",
     "PromptCacheEvent": "llama_index.llms.pc_rag.events",
 }
 
