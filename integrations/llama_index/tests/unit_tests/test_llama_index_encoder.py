@@ -118,6 +118,8 @@ def test_nodes_come_back_as_they_are_when_they_were_encoded(held):
     nodes = [node(f" {CAT} "), node(DOG), node(FISH, "other")]
     before = [each.model_dump() for each in nodes]
     assert held.encodes(lambda: held.encoder(nodes)) == 3
+    report = held.encoder.report
+    assert (report.num_added, report.num_documents, report.num_encoded) == (2, 2, 3)
     assert held.encoder(nodes) is nodes
     assert [each.model_dump() for each in nodes] == before
     assert held.chunks("d") == (CAT, DOG)
