@@ -122,6 +122,15 @@ def test_corpus_is_rebuilt_when_it_was_lost_and_the_docstore_has_the_nodes(encod
         assert len(expected) > 1
 
 
+def test_document_goes_when_its_nodes_are_not_among_those_given(corpus, encoder, index):
+    """For vector stores that keep the texts: what they have is passed itself."""
+    index.delete_ref_doc("b", delete_from_docstore=True)
+    report = encoder.reconcile(list(index.docstore.docs.values()))
+    assert (report.removed, report.num_kept, report.ingest.num_encoded) == (("b",), 2, 0)
+    with pytest.raises(IngestError, match="drops_all"):
+        encoder.reconcile([])
+
+
 # -- the docstore of a pipeline -------------------------------------------------------------------
 
 
