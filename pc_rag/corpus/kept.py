@@ -192,8 +192,7 @@ def collect_expired(
         for name, value in catalog.settings(_SETTING).items()
         if _Note.parse(value).expires_at <= now
     }
-    # A text that was kept may have become a prefix of the corpus since, and that stays.
-    needed = {name.rpartition(" ")[2] for name in catalog.settings(_PREFIX_SETTING)}
+    needed = _needed_otherwise(catalog) if expired else frozenset()
     removed: dict[ModuleKey, int] = {}
     for name, value in expired.items():
         key = ModuleKey(name.removeprefix(_SETTING))
@@ -202,3 +201,9 @@ def collect_expired(
     # Behind the entries, and only where unchanged: one that is used again meanwhile stays noted.
     catalog.delete_unchanged(expired)
     return removed
+
+
+def _needed_otherwise(catalog: Catalog) -> frozenset[ModuleKey]:
+    """Entries of chunks and prefixes: a kept text may be one of them, with the same key."""
+    prefixes = catalog.settings(_PREFIX_SETTING)
+    return catalog.entries.keys() | {ModuleKey(name.rpartition(" ")[2]) for name in prefixes}
