@@ -281,8 +281,8 @@ class Corpus:
 
         Args:
             prompt: Plain text, or a conversation; chunks stand in it verbatim, whatever surrounds
-                them. Those that a message names (``ChatMessage.chunks``) are found even if they
-                are too short to be recognised.
+                them. Those that a message names (``ChatMessage.chunks``) are found even if they are
+                too short to be recognised. Up to its last ``CachePoint`` it is kept as it stands.
             config: How to choose tokens and when to stop.
             reuse: ``False`` computes every token of the same prompt.
             template: Label in the metrics, so that hit rates can be told apart by prompt template;
