@@ -200,6 +200,15 @@ def test_chain_goes_on_behind_entries_of_a_former_process(engine, tmp_path):
             assert [link.end for link in chain] == [95]
 
 
+def test_chain_begins_anew_when_earlier_entries_expired(engine, catalog, clock):
+    """What may be gone at any moment decides nothing any more."""
+    kept = KeptEntries(engine, catalog, clock=clock)
+    kept.chain(HEAD, [TokenPoint(40, 300.0)], ())
+    clock.now = 1300.0
+    chain = kept.chain(HEAD, [TokenPoint(90, 300.0)], ())
+    assert [link.end for link in chain] == [90]
+
+
 def test_kept_entries_are_evicted_when_the_store_is_full(tmp_path):
     """They are never pinned: the prompt is answered from what is computed again."""
     with opened(memory_bytes=100_000) as corpus:

@@ -15,7 +15,7 @@ import torch
 from pc_rag.corpus import PromptFormat
 from pc_rag.model.assembly import assemble, fresh_tokens
 from pc_rag.model.conversation import CachePoint, ChatMessage
-from pc_rag.types import HitKind, MissReason, Role, Tier
+from pc_rag.types import HitKind, MissReason, PositionPolicy, Role, Tier, Visibility
 from tests.support.corpora import (
     CAT,
     DOG,
@@ -72,14 +72,26 @@ def test_e1_kept_text_and_question_equal_full_prefill(family, num_points):
 
 
 @pytest.mark.parametrize("num_points", [1, 2])
-def test_chunks_behind_kept_text_equal_the_reference(num_points):
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"visibility": Visibility.MODULE},
+        {"position_policy": PositionPolicy.RESERVED, "slot_tokens": 100},
+        {"repair": "link:4"},
+    ],
+)
+def test_chunks_behind_kept_text_equal_the_reference(num_points, settings):
     """E2: chunks are recognised behind the last point, and before it they are part of the text."""
-    with opened() as corpus:
+    with opened(**settings) as corpus:
         corpus.add(TEXTS)
         behind = conversation(num_points=num_points, behind=f"\n\n{DOG}\n\n{FISH}")
         request = corpus.plan(behind)
+        kinds = [part.hit_kind for part in request.plan.cached]
+        assert kinds == [HitKind.EXACT] * num_points + [HitKind.COMPOSED] * 2
         texts = [bytes(part.token_ids).decode() for part in request.plan.cached[num_points:]]
-        assert texts == [DOG, FISH]
+        num_repaired = 4 if "repair" in settings else 0
+        assert texts == [DOG, FISH[num_repaired:]]
         answer = corpus.generate(behind, SHORT)
         assert answer.token_ids == reference_ids(corpus.engine, request, len(answer.token_ids))
 
