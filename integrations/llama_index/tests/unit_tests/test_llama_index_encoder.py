@@ -5,72 +5,28 @@ from __future__ import annotations
 import asyncio
 import copy
 import pickle
-import shutil
 import threading
 
 import pytest
 from llama_index.core import SimpleDirectoryReader, VectorStoreIndex
 from llama_index.core.embeddings import MockEmbedding
 from llama_index.core.ingestion import IngestionPipeline
-from llama_index.core.node_parser import SentenceSplitter
 from llama_index.core.schema import (
-    Document,
     ImageNode,
     MetadataMode,
-    NodeRelationship,
-    RelatedNodeInfo,
     TextNode,
 )
-from llama_index.core.storage.docstore import SimpleDocumentStore
-from llama_index.core.vector_stores import SimpleVectorStore
-from llama_index.llms.pc_rag import PromptCacheEncoder
+from llama_index.llms.pc_rag import PcRagLLM, PromptCacheEncoder
 
-from pc_rag.corpus import Corpus, chunk_id_of
+from pc_rag.corpus import chunk_id_of
 from pc_rag.errors import ConfigError, LayoutError, StoreIOError
-from pc_rag.kv.disk_tier import DiskTier
-from pc_rag.kv.memory_tier import MemoryTier
-from pc_rag.kv.tiered_store import TieredStore
-from tests.support.corpora import CAT, DOG, FISH, SHORT, chunk_uses, loaded_model, tiny_engine
-from tests.support.engines import SpyStore
-
-LONG = " ".join(f"Line {number} tells of the number {number}." for number in range(12))
-
-
-class Opened:
-    """A corpus in a folder, over a store that counts; closed and opened again at will."""
-
-    def __init__(self, folder, **options):
-        self.folder = folder
-        self.store = SpyStore(TieredStore([MemoryTier(1 << 30), DiskTier(folder / "kv")]))
-        self.engine = tiny_engine(self.store, **options)
-        self.corpus = Corpus(self.engine, folder / "catalog", has_retrieval=False)
-        self.encoder = PromptCacheEncoder(corpus=self.corpus)
-        with self.engine.source.acquire(*self._prefix()):
-            pass  # the prefix is encoded here, so that what is counted later are chunks
-
-    def _prefix(self):
-        request = self.corpus.plan("x")
-        return list(request.recipes), request.recipes
-
-    def encodes(self, work):
-        """How many entries were made and stored while something was done."""
-        before = self.store.calls["put"]
-        work()
-        return self.store.calls["put"] - before
-
-    def served(self, *texts):
-        """The texts of whose chunks a prompt reads the entries."""
-        uses = chunk_uses(self.corpus.generate(" | ".join(texts), SHORT))
-        known = {chunk_id_of(text): text for text in texts}
-        return [known[use.label] for use in uses if use.is_hit]
-
-    def chunks(self, id_):
-        return self.corpus.upkeep.chunk_texts(id_)
-
-    def close(self):
-        self.corpus.close()
-        self.engine.close()
-        self.store.close()
+from tests.support.corpora import (
+    CAT,
+    DOG,
+    FISH,
+    recorded,
+)
+from tests.support.llama_index_nodes import LONG, Opened, document, node, pipeline, splitter
 
 
 @pytest.fixture
@@ -89,25 +45,6 @@ def opened(tmp_path):
 @pytest.fixture
 def held(opened):
     return opened()
-
-
-def document(text, id_="d", **metadata):
-    return Document(text=text, doc_id=id_, metadata=metadata)
-
-
-def node(text, id_="d", **metadata):
-    source = RelatedNodeInfo(node_id=id_)
-    return TextNode(text=text, metadata=metadata, relationships={NodeRelationship.SOURCE: source})
-
-
-def splitter():
-    return SentenceSplitter(chunk_size=16, chunk_overlap=0, tokenizer=str.split)
-
-
-def pipeline(held, *, cache=False, **options):
-    return IngestionPipeline(
-        transformations=[splitter(), held.encoder], disable_cache=not cache, **options
-    )
 
 
 # -- what becomes a chunk -------------------------------------------------------------------------
@@ -252,123 +189,6 @@ def test_documents_are_kept_apart_when_namespaces_differ(held):
     assert (held.chunks("d"), held.chunks("other/d")) == ((CAT,), (DOG,))
 
 
-# -- a pipeline's cache ---------------------------------------------------------------------------
-
-
-def test_cache_skips_the_encoder_when_nothing_changed_since(held):
-    """The third run: the second one found that all is there."""
-    run = pipeline(held, cache=True)
-    for _ in range(2):
-        run.run(documents=[document(LONG)])
-    report = held.encoder.report
-    made = run.run(documents=[document(LONG)])
-    assert held.encoder.report is report
-    assert held.chunks("d") == tuple(each.get_content(MetadataMode.LLM) for each in made)
-
-
-def test_chunks_come_back_when_a_document_does_and_the_cache_knows_it(held):
-    """Pitfall 42: a version that was replaced, and one that was removed, are taken in again."""
-    run = pipeline(held, cache=True)
-    for text in (CAT, DOG, CAT):
-        run.run(documents=[document(text)])
-        run.run(documents=[document(text)])
-        assert held.chunks("d") == (text,)
-    held.corpus.remove("d")
-    run.run(documents=[document(CAT)])
-    assert held.served(CAT) == [CAT]
-
-
-@pytest.mark.parametrize("deleted", ["kv", "catalog"])
-def test_nodes_are_encoded_again_when_a_folder_was_deleted_and_the_cache_persisted(
-    opened, tmp_path, deleted
-):
-    """Pitfall 42: between two processes; the cache of the first is loaded by the second."""
-    first = opened()
-    run = pipeline(first, cache=True)
-    for _ in range(3):
-        run.run(documents=[document(LONG)])
-    run.persist(tmp_path / "pipeline")
-    texts = first.chunks("d")
-    first.close()
-    shutil.rmtree(tmp_path / deleted)
-
-    second = opened()
-    run = pipeline(second, cache=True)
-    run.load(tmp_path / "pipeline")
-    num_missing = len(texts) if deleted == "kv" else 0
-    assert second.encodes(lambda: run.run(documents=[document(LONG)])) == num_missing
-    assert second.served(*texts) == list(texts)
-    run.run(documents=[document(LONG)])
-    report = second.encoder.report
-    run.run(documents=[document(LONG)])
-    assert second.encoder.report is report
-
-
-def test_nodes_are_encoded_again_when_the_folder_was_deleted_under_a_running_pipeline(held):
-    """Pitfall 42: though memory holds the entries still: a restart would find none."""
-    run = pipeline(held, cache=True)
-    for _ in range(3):
-        run.run(documents=[document(LONG)])
-    texts = held.chunks("d")
-    shutil.rmtree(held.folder / "kv")
-    assert held.encodes(lambda: run.run(documents=[document(LONG)])) == len(texts)
-    assert DiskTier(held.folder / "kv").stats()[0].num_entries >= len(texts)
-
-
-def test_nodes_are_encoded_again_when_a_docstore_leaves_the_encoder_none(held):
-    """Pitfall 42: the pipeline knows that the documents did not change, and the store is gone."""
-    run = pipeline(
-        held,
-        cache=True,
-        docstore=SimpleDocumentStore(),
-        docstore_strategy="duplicates_only",
-    )
-    for _ in range(3):
-        run.run(documents=[document(LONG), document(CAT, "e")])
-    texts = (*held.chunks("d"), *held.chunks("e"))
-    shutil.rmtree(held.folder / "kv")
-    assert held.encodes(lambda: run.run(documents=[document(LONG), document(CAT, "e")])) == len(
-        texts
-    )
-    assert held.encodes(lambda: run.run(documents=[document(CAT, "e")])) == 0
-
-
-def test_what_a_full_store_evicted_is_not_encoded_over_and_over(held):
-    """Entries that went one by one are encoded when they are asked for, or ensured."""
-    held.encoder([node(CAT), node(DOG)])
-    held.encoder([])
-    for part in held.corpus.plan(CAT).plan.cached:
-        held.store.remove(part.key)
-    assert held.encodes(lambda: held.encoder([])) == 0
-    assert held.encodes(lambda: held.encoder.ensure_encoded([node(CAT)])) >= 1
-
-
-@pytest.mark.parametrize(
-    "change",
-    [{"namespace": "other/"}, {"metadata_mode": MetadataMode.NONE}],
-)
-def test_cache_key_differs_when_settings_do(held, change):
-    """What decides chunks and documents is part of the serialised form."""
-    one, other = held.encoder.to_dict(), held.encoder.model_copy(update=change).to_dict()
-    assert one != other
-    assert PromptCacheEncoder.from_dict(other, corpus=held.corpus).to_dict() == other
-
-
-def test_cache_key_differs_when_model_or_store_do(opened, tmp_path):
-    """Pitfalls 3 and 42: named fields for people, and all of it in the revision."""
-    first = opened()
-    one = first.encoder.to_dict()
-    first.close()
-    second = opened(loaded=loaded_model(seed=1))
-    two = second.encoder.to_dict()
-    second.close()
-    shutil.rmtree(tmp_path / "kv")
-    three = opened().encoder.to_dict()
-    assert one["fingerprint"] == three["fingerprint"] != two["fingerprint"]
-    assert one["store_generation"] == two["store_generation"] != three["store_generation"]
-    assert len({one["revision"], two["revision"], three["revision"]}) == 3
-
-
 # -- repair ---------------------------------------------------------------------------------------
 
 
@@ -477,15 +297,26 @@ def test_index_follows_when_documents_are_refreshed(held):
     assert held.encodes(lambda: index.refresh_ref_docs(changed)) == 0
 
 
-def test_pipeline_follows_when_documents_are_upserted(held):
-    """A changed document replaces its version; unchanged ones do not reach the encoder."""
-    run = pipeline(
-        held,
-        cache=True,
-        docstore=SimpleDocumentStore(),
-        vector_store=SimpleVectorStore(),
-        docstore_strategy="upserts",
+def test_query_reads_what_was_encoded_when_an_index_answers(held, tmp_path):
+    """Pitfall 36: nodes of a folder, with the header of their path, in LlamaIndex's own prompt."""
+    folder = tmp_path / "docs"
+    folder.mkdir()
+    for name, text in (("a.txt", CAT), ("b.txt", DOG), ("c.txt", FISH)):
+        (folder / name).write_text(text)
+    llm = PcRagLLM(corpus=held.corpus, max_tokens=4)
+    index = VectorStoreIndex.from_documents(
+        SimpleDirectoryReader(folder).load_data(),
+        transformations=[splitter(), PromptCacheEncoder(llm=llm)],
+        embed_model=MockEmbedding(embed_dim=3),
     )
-    run.run(documents=[document(CAT, "a"), document(DOG, "b")])
-    assert held.encodes(lambda: run.run(documents=[document(CAT, "a"), document(FISH, "b")])) == 1
-    assert (held.chunks("a"), held.chunks("b")) == ((CAT,), (FISH,))
+    engine = index.as_query_engine(
+        llm=llm, similarity_top_k=2, prompt_helper=llm.prompt_helper(), response_mode="compact"
+    )
+    found = []
+    with recorded(held.engine) as requests:
+        assert held.encodes(lambda: found.append(engine.query("What did the cat do?"))) == 0
+    texts = [each.node.get_content(MetadataMode.LLM) for each in found[0].source_nodes]
+    assert len(texts) == 2
+    assert all("file_path: " in text for text in texts)
+    read = {part.label for request in requests for part in request.plan.cached}
+    assert {chunk_id_of(text) for text in texts} <= read

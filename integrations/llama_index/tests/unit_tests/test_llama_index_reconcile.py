@@ -8,7 +8,6 @@ import pytest
 from llama_index.core import StorageContext, VectorStoreIndex
 from llama_index.core.embeddings import MockEmbedding
 from llama_index.core.ingestion import IngestionPipeline
-from llama_index.core.node_parser import SentenceSplitter
 from llama_index.core.schema import Document, MetadataMode, TextNode
 from llama_index.core.storage.docstore import SimpleDocumentStore
 from llama_index.core.vector_stores import SimpleVectorStore
@@ -19,17 +18,13 @@ from pc_rag.corpus import Document as CorpusDocument
 from pc_rag.errors import IngestError, StoreIOError
 from tests.support.corpora import CAT, DOG, FISH, SHORT, chunk_uses, opened, tiny_engine
 from tests.support.engines import SpyStore
+from tests.support.llama_index_nodes import LONG, splitter
 
-LONG = " ".join(f"Line {number} tells of the number {number}." for number in range(12))
 TEXTS = {"a": CAT, "b": DOG, "c": LONG}
 
 
 def documents(**texts):
     return [Document(text=text, doc_id=id_) for id_, text in texts.items()]
-
-
-def splitter():
-    return SentenceSplitter(chunk_size=16, chunk_overlap=0, tokenizer=str.split)
 
 
 @pytest.fixture
