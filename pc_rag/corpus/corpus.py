@@ -122,6 +122,7 @@ class Corpus:
             self._catalog,
             lambda: self._prefixes.encoded,
             self.add,
+            encode_known=self._ingest.encode_known,
         )
 
     @property

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from pc_rag.engine import PromptCache
 
     Add = Callable[[Iterable[Document]], IngestReport]
+    EncodeKnown = Callable[[Iterable[str]], IngestReport]
 
 _RESTORED = "restored:"
 """Begins the names of settings: which storage all entries of some documents were last in."""
@@ -53,6 +54,7 @@ class Upkeep:
         catalog: Knows documents and chunks.
         prefixes: Says what chunks are encoded behind.
         add: ``Corpus.add``.
+        encode_known: ``Ingest.encode_known``.
     """
 
     def __init__(
@@ -61,11 +63,14 @@ class Upkeep:
         catalog: Catalog,
         prefixes: Callable[[], Sequence[CorpusPrefix]],
         add: Add,
+        *,
+        encode_known: EncodeKnown,
     ) -> None:
         self._engine = engine
         self._catalog = catalog
         self._prefixes = prefixes
         self._add = add
+        self._encode_known = encode_known
         self._lock = Lock()
 
     @property
@@ -95,7 +100,9 @@ class Upkeep:
         """Make sure that chunks are there with their entries, now, and drop nothing.
 
         Encodes what was deleted or evicted, and takes parts of documents: chunks that a known
-        document lacks come behind those it has; its source and metadata stay. Calls take turns.
+        document lacks come behind those it has; its source and metadata stay. One that lacks none
+        stays as it is, however it was split; but where all of it is given, in the order given.
+        Calls take turns.
 
         Args:
             documents: Made with ``Document.of_chunks``, each id once.
@@ -104,7 +111,10 @@ class Upkeep:
             IngestError: A document has no chunks of its own; and all that ``Corpus.add`` raises.
         """
         with self._lock:
-            return self._add([self._beside_known(document) for document in documents])
+            wanted = {document_id(each): self._beside_known(each) for each in documents}
+            changed = [document for document in wanted.values() if document is not None]
+            known = [id_ for id_, document in wanted.items() if document is None]
+            return self._add(changed) + self._encoded(known)
 
     def restore(self, where: Mapping[str, str] | None = None) -> IngestReport:
         """Encode what went with the store: every missing entry of the documents.
@@ -125,12 +135,13 @@ class Upkeep:
         name = _RESTORED + _digest(
             *(part for pair in sorted((where or {}).items()) for part in pair)
         )
-        storage = self._storage()
-        if self._catalog.setting(name) == storage:
-            return IngestReport()
-        report = self.ensure(self._as_known(record) for record in self.documents(where))
-        self._catalog.put_setting(name, storage)
-        return replace(report, num_added=0, num_updated=0, num_metadata_only=0, num_unchanged=0)
+        with self._lock:
+            storage = self._storage()
+            if self._catalog.setting(name) == storage:
+                return IngestReport()
+            report = self._encode_known(record.id for record in self.documents(where))
+            self._catalog.put_setting(name, storage)
+        return report
 
     def reconcile(
         self,
@@ -161,8 +172,8 @@ class Upkeep:
                 "all be removed; look whether it is the right one, or pass drops_all=True"
             )
         given = [document for document in wanted.values() if document is not None]
-        known = [held[id_] for id_, each in wanted.items() if each is None and id_ in held]
-        report = self._add(given) + self.ensure(map(self._as_known, known))
+        known = [id_ for id_, each in wanted.items() if each is None and id_ in held]
+        report = self._add(given) + self._encoded(known)
         removed = [id_ for id_ in held if id_ not in wanted and self._catalog.remove_document(id_)]
         return ReconcileReport(
             removed=tuple(removed),
@@ -177,16 +188,15 @@ class Upkeep:
         keys = sorted(recipe.address.key for recipe in recipes)
         return _digest(self._engine.store.generation, *keys)
 
-    def _as_known(self, record: DocumentRecord) -> Document:
-        return Document.of_chunks(
-            self.chunk_texts(record.id),
-            id=record.id,
-            source=record.source,
-            metadata=record.metadata,
-        )
+    def _encoded(self, document_ids: Sequence[str]) -> IngestReport:
+        """Encode what is missing of documents that do not change."""
+        return replace(self._encode_known(document_ids), num_unchanged=len(document_ids))
 
-    def _beside_known(self, document: Document) -> Document:
-        """A document with the chunks that the corpus has of it, in its own order if it has all."""
+    def _beside_known(self, document: Document) -> Document | None:
+        """A document with the chunks that the corpus has of it, in its own order if it has all.
+
+        ``None`` where that is what the corpus has: it may have been split here, and stays so.
+        """
         id_ = document_id(document)
         if document.chunks is None:
             raise IngestError(
@@ -199,12 +209,10 @@ class Upkeep:
         known = self.chunk_texts(id_)
         lacking = [text for text in dict.fromkeys(document.chunks) if text not in set(known)]
         has_all = set(known) <= set(document.chunks)
-        return Document.of_chunks(
-            document.chunks if has_all else [*known, *lacking],
-            id=id_,
-            source=record.source,
-            metadata=record.metadata,
-        )
+        chunks = document.chunks if has_all else (*known, *lacking)
+        if chunks == known:
+            return None
+        return Document.of_chunks(chunks, id=id_, source=record.source, metadata=record.metadata)
 
 
 def _digest(*parts: str) -> str:

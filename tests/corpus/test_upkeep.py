@@ -223,3 +223,48 @@ def test_reports_add_up_when_ingests_follow_each_other():
     """Every number of one is added to that of the other."""
     total = IngestReport(num_added=1, num_encoded=2, seconds=0.5) + IngestReport(num_encoded=3)
     assert total == IngestReport(num_added=1, num_encoded=5, seconds=0.5)
+
+
+@pytest.mark.parametrize(
+    "encode",
+    [
+        lambda upkeep: upkeep.restore(),
+        lambda upkeep: upkeep.reconcile({"split": None, "whole": None}).ingest,
+        lambda upkeep: upkeep.ensure(
+            Document.of_chunks(upkeep.chunk_texts(id_), id=id_) for id_ in ("split", "whole")
+        ),
+    ],
+    ids=["restore", "reconcile", "ensure"],
+)
+def test_documents_stay_as_they_are_when_only_entries_are_missing(encode):
+    """However they were split: adding them again finds them unchanged."""
+    documents = [
+        Document("\n\n".join([CAT * 3, DOG * 3]), id="split"),
+        Document(f"{FISH}\n\n{CAT}", id="whole", is_whole=True),
+    ]
+    with opened(has_retrieval=False) as corpus:
+        corpus.add(documents)
+        records, revision = corpus.documents(), corpus.upkeep.revision
+        texts = [text for each in records for text in corpus.upkeep.chunk_texts(each.id)]
+        keys = entries_of(corpus, *texts)
+        assert len(keys) == 3
+        for key in keys:
+            corpus.engine.store.remove(key)
+        report = encode(corpus.upkeep)
+        assert (report.num_encoded, report.num_updated) == (3, 0)
+        assert (corpus.documents(), corpus.upkeep.revision) == (records, revision)
+        assert corpus.add(documents).num_unchanged == 2
+
+
+def test_restored_entries_are_collected_when_their_document_goes(tmp_path):
+    """What is encoded again is noted again, for ``gc`` to find."""
+    with opened(tmp_path, has_retrieval=False) as corpus:
+        corpus.add([given(CAT)])
+        keys = entries_of(corpus, CAT)
+    with opened(tmp_path, has_retrieval=False, loaded=loaded_model(seed=1)) as corpus:
+        assert corpus.upkeep.restore().num_encoded == 1
+        noted = {
+            record.key
+            for record in corpus._catalog.entries.of_chunk(corpus.plan(CAT).plan.cached[0].label)
+        }
+        assert set(keys) < noted
