@@ -121,21 +121,45 @@ def load_model(
     )
 
 
-def load_tokenizer(name_or_path: str | Path = DEFAULT_MODEL) -> TextTokenizer:
+def load_tokenizer(
+    name_or_path: str | Path = DEFAULT_MODEL, *, chat_template: str | None = None
+) -> TextTokenizer:
     """Load a model's tokenizer without its weights.
+
+    Args:
+        name_or_path: As ``load_model``.
+        chat_template: As ``load_model``.
+
+    Raises:
+        ModelError: Nothing loadable is found there.
+        MissingDependencyError: A GGUF file without the ``gguf`` extra.
+        ConfigError: A chat template that is not Jinja.
+    """
+    check_template(chat_template)
+    with TRANSFORMERS_LOCK, quiet_progress():
+        source = _resolve(name_or_path)
+        with _explained(name_or_path):
+            tokenizer = AutoTokenizer.from_pretrained(source)
+    return TextTokenizer(tokenizer, chat_template=chat_template)
+
+
+def load_max_position(name_or_path: str | Path = DEFAULT_MODEL) -> int:
+    """How many position IDs a model can take, read from its configuration alone.
 
     Args:
         name_or_path: As ``load_model``.
 
     Raises:
         ModelError: Nothing loadable is found there.
+        UnsupportedModelError: The model lacks what prompt caching needs.
         MissingDependencyError: A GGUF file without the ``gguf`` extra.
     """
     with TRANSFORMERS_LOCK, quiet_progress():
         source = _resolve(name_or_path)
         with _explained(name_or_path):
-            tokenizer = AutoTokenizer.from_pretrained(source)
-    return TextTokenizer(tokenizer)
+            config = AutoConfig.from_pretrained(source)
+    check_supported(config)
+    return int(config.max_position_embeddings)
 
 
 def wrap_model(

@@ -6,19 +6,24 @@ is here, so that no adapter holds an algorithm.
 
 from pc_rag.serving.asynchronous import begun, texts
 from pc_rag.serving.call import Call, ToolChoice, generation_config
-from pc_rag.serving.host import Hold, Host, HostSettings, open_host
+from pc_rag.serving.host import Hold, Host, HostSettings, OwnHold, open_host
+from pc_rag.serving.options import CallDefaults, begin_call, tool_choice_of
 from pc_rag.serving.reply import Reply, ReplyStream
 
 __all__ = [
     "Call",
+    "CallDefaults",
     "Hold",
     "Host",
     "HostSettings",
+    "OwnHold",
     "Reply",
     "ReplyStream",
     "ToolChoice",
+    "begin_call",
     "begun",
     "generation_config",
     "open_host",
     "texts",
+    "tool_choice_of",
 ]

@@ -14,7 +14,8 @@ from pc_rag.corpus import Corpus
 from pc_rag.engine import PromptCache
 from pc_rag.errors import ConfigError, PromptCacheError
 from pc_rag.model.builtin import DEFAULT_MODEL
-from pc_rag.model.loading import load_model, load_tokenizer
+from pc_rag.model.chat import ChatFormat
+from pc_rag.model.loading import load_max_position, load_model, load_tokenizer
 from pc_rag.model.tool_parser import ToolCallParser
 from pc_rag.serving.reply import ReplyStream, new_call_id
 from pc_rag.types import MissReason
@@ -67,6 +68,35 @@ class Hold:
         self.host.release(self)
 
 
+@dataclass(frozen=True, slots=True)
+class OwnHold:
+    """The hold of one object, which a copy of the object does not share.
+
+    Attributes:
+        hold: The hold.
+        owner_id: Whose it is.
+        source: What it was opened from.
+    """
+
+    hold: Hold
+    owner_id: int
+    source: object
+
+    @classmethod
+    def renewed(
+        cls, held: OwnHold | None, owner: object, source: HostSettings | PromptCache | Corpus
+    ) -> OwnHold:
+        """The hold of an object: the one it has, or a new one for a copy or a changed source."""
+        if held is not None and held.owner_id == id(owner) and held.source == source:
+            return held
+        return cls(open_host(source).hold(), id(owner), source)
+
+    def release(self, owner: object) -> None:
+        """Give the claim up, if it is this object's own; see ``Hold.release``."""
+        if self.owner_id == id(owner):
+            self.hold.release()
+
+
 class Host:
     """A model with a corpus, opened at the first use. Thread-safe; a failed opening is tried again.
 
@@ -92,6 +122,8 @@ class Host:
         self._corpus = corpus
         self._holds: WeakSet[Hold] = WeakSet()
         self._tokenizer: TextTokenizer | None = None
+        self._chat_format: ChatFormat | None = None
+        self._max_position: int | None = None
         self._siblings: dict[str, Hold] = {}
         self._learning: Future[int] | None = None
 
@@ -157,8 +189,27 @@ class Host:
         if self._corpus is not None:
             return self._corpus.engine.loaded.tokenizer
         if self._tokenizer is None:
-            self._tokenizer = load_tokenizer(self.settings.model)
+            settings = self.settings
+            self._tokenizer = load_tokenizer(settings.model, chat_template=settings.chat_template)
         return self._tokenizer
+
+    @property
+    def chat_format(self) -> ChatFormat:
+        """How the model writes conversations, without loading weights for it."""
+        if self._corpus is not None:
+            return self._corpus.engine.chat_format
+        if self._chat_format is None:  # kept: finding out what a template knows takes renderings
+            self._chat_format = ChatFormat(self.tokenizer)
+        return self._chat_format
+
+    @property
+    def max_position(self) -> int:
+        """Position IDs that a prompt and its answer may use, without loading weights for it."""
+        if self._corpus is not None:
+            return self._corpus.engine.max_position
+        if self._max_position is None:
+            self._max_position = load_max_position(self.settings.model)
+        return min(self._max_position, self.settings.config.context_limit or self._max_position)
 
     @property
     def learning(self) -> Future[int] | None:

@@ -17,9 +17,9 @@ from langchain_pc_rag.messages import (
     to_ai_message,
     to_conversation,
 )
-from langchain_pc_rag.settings import PcRagSettings, tool_choice_of
+from langchain_pc_rag.settings import PcRagSettings
 from langchain_pc_rag.structured import bind_structured
-from pc_rag.serving import begun, texts
+from pc_rag.serving import begun, texts, tool_choice_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator, Sequence

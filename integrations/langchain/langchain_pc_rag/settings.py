@@ -14,7 +14,8 @@ from pc_rag.corpus import Corpus
 from pc_rag.engine import PromptCache
 from pc_rag.errors import ConfigError
 from pc_rag.model.builtin import DEFAULT_MODEL
-from pc_rag.serving import Call, Hold, Host, HostSettings, ToolChoice, generation_config, open_host
+from pc_rag.serving import CallDefaults, Host, HostSettings, OwnHold, begin_call
+from pc_rag.serving.options import ALIASES, GENERATION_SETTINGS, check_lent, is_no_op
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -23,51 +24,13 @@ if TYPE_CHECKING:
     from langchain_core.language_models.base import LangSmithParams
 
     from pc_rag.model.conversation import TextPrompt
-    from pc_rag.model.sampling import GenerationConfig
     from pc_rag.serving import ReplyStream
 
 PROVIDER = "pc-rag"
 """What traces and messages call us."""
 
-_IGNORED = frozenset({"stream", "strict", "ls_structured_output_format"})
-"""Words that frameworks add to calls and that change nothing here."""
 _OPENED_WITH = ("store", "engine_config", "dtype", "device", "chat_template")
 """Settings that a model is opened with; a lent engine or corpus has its own."""
-_CALL_ONLY = (
-    "tools",
-    "tool_choice",
-    "parallel_tool_calls",
-    "model",
-    "template",
-    "reuse",
-    "learn_prefix",
-    "timeout",
-)
-"""What a call takes besides settings of the generation."""
-_ALIASES = {
-    "model_name": "model",
-    "max_new_tokens": "max_tokens",
-    "max_completion_tokens": "max_tokens",
-    "stop_sequences": "stop",
-}
-"""Names that the constructors of other models have for the same."""
-_NO_OPS: dict[str, tuple[object, ...]] = {
-    "n": (1,),
-    "logprobs": (False,),
-    "presence_penalty": (0,),
-    "frequency_penalty": (0,),
-    "stream_usage": (True,),
-}
-"""Settings of other models that change nothing at these values, and are refused at others."""
-_GENERATION = (
-    "max_tokens",
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "repetition_penalty",
-    "seed",
-)
 
 
 class PcRagSettings(BaseLanguageModel[Any]):
@@ -131,8 +94,7 @@ class PcRagSettings(BaseLanguageModel[Any]):
     """Encode all chunks behind the head of the prompts that come, too, in the background: their
     first chunks become exact hits. Costs the bytes of the corpus once more for each head."""
 
-    _hold: Hold | None = PrivateAttr(default=None)
-    _held_for: tuple[int, object] | None = PrivateAttr(default=None)
+    _held: OwnHold | None = PrivateAttr(default=None)
     _default_config: EngineConfig | None = PrivateAttr(default=None)
 
     @model_validator(mode="before")
@@ -141,7 +103,7 @@ class PcRagSettings(BaseLanguageModel[Any]):
         """Take what other models' constructors call the same, and what changes nothing."""
         if not isinstance(given, dict):
             return given
-        values = {_ALIASES.get(k, k): v for k, v in given.items() if not is_no_op(k, v)}
+        values = {ALIASES.get(k, k): v for k, v in given.items() if not is_no_op(k, v)}
         if isinstance(values.get("stop"), str):
             values["stop"] = [values["stop"]]
         for name in ("model", "store"):
@@ -156,11 +118,7 @@ class PcRagSettings(BaseLanguageModel[Any]):
         """Refuse at once what would be refused at the first call."""
         lent = {name for name in ("corpus", "engine") if getattr(self, name) is not None}
         own = {name for name in _OPENED_WITH if self._is_changed(name)}
-        if len(lent) > 1 or (lent and own):
-            raise ConfigError(
-                f"{type(self).__name__}: give one of corpus, engine, or a model name with its "
-                f"settings; got {', '.join(sorted(own | lent))}"
-            )
+        check_lent(type(self).__name__, lent=lent, own=own)
         if lent:
             name = self.host.model_name
             if self._is_changed("model") and self.model != name:
@@ -171,7 +129,7 @@ class PcRagSettings(BaseLanguageModel[Any]):
             object.__setattr__(self, "model", name)
         else:
             _ = self.host  # loads nothing; another's ``close`` leaves it to this object from now on
-        Call(prompt="", config=self._generation_config(None, {}), timeout_seconds=self.timeout)
+        _ = self._defaults
         return self
 
     def _is_changed(self, name: str) -> bool:
@@ -195,10 +153,8 @@ class PcRagSettings(BaseLanguageModel[Any]):
     def host(self) -> Host:
         """The model with its corpus; opened when it is first asked for something."""
         source = self.corpus or self.engine or self._settings()
-        held_for = (id(self), source)  # a copy, or a changed setting, needs a hold of its own
-        if self._hold is None or self._held_for != held_for:
-            self._hold, self._held_for = open_host(source).hold(), held_for
-        return self._hold.host
+        self._held = OwnHold.renewed(self._held, self, source)
+        return self._held.hold.host
 
     @property
     def prefix_learning(self) -> Future[int] | None:
@@ -210,9 +166,9 @@ class PcRagSettings(BaseLanguageModel[Any]):
 
         They are closed once no other object of equal settings uses them. What was lent stays open.
         """
-        hold, self._hold = self._hold, None
-        if hold is not None and self._held_for is not None and self._held_for[0] == id(self):
-            hold.release()
+        held, self._held = self._held, None
+        if held is not None:
+            held.release(self)
 
     def __enter__(self) -> Self:
         return self
@@ -246,7 +202,7 @@ class PcRagSettings(BaseLanguageModel[Any]):
                 "from a model name and a store"
             )
         state = super().__getstate__()
-        private = {**(state.get("__pydantic_private__") or {}), "_hold": None, "_held_for": None}
+        private = {**(state.get("__pydantic_private__") or {}), "_held": None}
         return {**state, "__pydantic_private__": private}
 
     @property
@@ -272,7 +228,7 @@ class PcRagSettings(BaseLanguageModel[Any]):
             "reuse": config.reuse if self.reuse is None else self.reuse,
             "learn_prefix": self.learn_prefix,
             "default_stop": self.stop,  # LangChain puts a call's own under "stop"
-            **{name: getattr(self, name) for name in _GENERATION},
+            **{name: getattr(self, name) for name in GENERATION_SETTINGS},
         }
 
     def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:
@@ -280,13 +236,16 @@ class PcRagSettings(BaseLanguageModel[Any]):
         params["ls_provider"] = PROVIDER
         return params
 
-    def _generation_config(
-        self, stop: list[str] | None, overrides: dict[str, Any]
-    ) -> GenerationConfig:
-        """The settings of a generation: this object's, then a call's."""
-        own = {name: getattr(self, name) for name in _GENERATION}
-        return generation_config(
-            {**own, "stop": self.stop}, overrides, {"stop": stop}, others=_CALL_ONLY
+    @property
+    def _defaults(self) -> CallDefaults:
+        """What holds for every call."""
+        own = {name: getattr(self, name) for name in GENERATION_SETTINGS}
+        return CallDefaults(
+            generation={**own, "stop": self.stop},
+            template=self.template,
+            reuse=self.reuse,
+            learn_prefix=self.learn_prefix,
+            timeout_seconds=self.timeout,
         )
 
     def _stream_call(
@@ -299,57 +258,5 @@ class PcRagSettings(BaseLanguageModel[Any]):
             stop: Of this call, in place of the object's.
             kwargs: What the caller gave by name; ``None`` is as if it were not there.
         """
-        given = {
-            name: value
-            for name, value in kwargs.items()
-            if value is not None and name not in _IGNORED and not is_no_op(name, value)
-        }
-        host = self.host
-        if "model" in given:
-            host = host.sibling(given.pop("model"))
-        choice, tool_name = tool_choice_of(given.pop("tool_choice", None))
-        call = Call(
-            prompt=prompt,
-            tool_choice=choice,
-            tool_name=tool_name,
-            max_tool_calls=1 if given.pop("parallel_tool_calls", None) is False else None,
-            template=given.pop("template", self.template),
-            reuse=given.pop("reuse", self.reuse),
-            learn_prefix=given.pop("learn_prefix", self.learn_prefix),
-            timeout_seconds=given.pop("timeout", self.timeout),
-            config=self._generation_config(stop, given),
-        )
-        return host.stream(call)
-
-
-def is_no_op(name: str, value: object) -> bool:
-    """Whether a setting of other models has the value at which it changes nothing."""
-    return name in _NO_OPS and (value is None or value in _NO_OPS[name])
-
-
-def tool_choice_of(choice: Any) -> tuple[ToolChoice, str | None]:
-    """What LangChain and OpenAI call a choice, in our words, and the tool it names.
-
-    Args:
-        choice: ``None``, ``False`` and ``"auto"`` leave it to the model; ``True``, ``"any"`` and
-            ``"required"`` ask for a call; ``"none"`` forbids one; another string, or OpenAI's
-            ``{"type": "function", "function": {"name": ...}}``, names the tool to call.
-
-    Raises:
-        ConfigError: None of these.
-    """
-    if choice is None or choice is False or choice == "auto":
-        return ToolChoice.AUTO, None
-    if choice is True or choice == "any" or choice == "required":  # noqa: PLR1714 - may be a dict
-        return ToolChoice.ANY, None
-    if choice == "none":
-        return ToolChoice.NONE, None
-    name = choice
-    if isinstance(choice, dict):
-        name = (choice.get("function") or choice).get("name")
-    if not isinstance(name, str) or not name:
-        raise ConfigError(
-            f"tool_choice {choice!r} is unknown; use 'auto', 'any', 'none', the name of a tool, or "
-            "{'type': 'function', 'function': {'name': ...}}"
-        )
-    return ToolChoice.ANY, name
+        given = kwargs if stop is None else {**kwargs, "stop": stop}
+        return begin_call(self.host, prompt, given, self._defaults)

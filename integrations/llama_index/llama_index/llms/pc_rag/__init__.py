@@ -1,1 +1,37 @@
-"""LlamaIndex LLM, ingestion and query engine on pc-rag's prompt cache."""
+"""LlamaIndex LLM, ingestion and query engine on pc-rag's prompt cache.
+
+Importing this package does no work: names are loaded when they are first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from llama_index.llms.pc_rag.base import PcRagLLM
+    from llama_index.llms.pc_rag.embeddings import PcRagEmbedding
+    from llama_index.llms.pc_rag.events import PromptCacheEvent
+
+__all__ = [
+    "PcRagEmbedding",
+    "PcRagLLM",
+    "PromptCacheEvent",
+]
+
+_HOMES = {
+    "PcRagEmbedding": "llama_index.llms.pc_rag.embeddings",
+    "PcRagLLM": "llama_index.llms.pc_rag.base",
+    "PromptCacheEvent": "llama_index.llms.pc_rag.events",
+}
+
+
+def __getattr__(name: str) -> object:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'llama_index.llms.pc_rag' has no attribute {name!r}")
+    return getattr(importlib.import_module(home), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

@@ -1,0 +1,304 @@
+"""The LLM: a LlamaIndex application changes one line and gets the hits."""
+
+from __future__ import annotations
+
+from contextlib import aclosing, contextmanager
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from llama_index.core.base.llms.types import ChatMessage, MessageRole
+from llama_index.core.instrumentation.span import active_span_id
+from llama_index.core.llms.callbacks import llm_chat_callback, llm_completion_callback
+from llama_index.llms.pc_rag.events import PromptCacheEvent
+from llama_index.llms.pc_rag.messages import (
+    chat_piece,
+    chat_response,
+    completion_piece,
+    completion_response,
+    to_conversation,
+    tool_selections,
+)
+from llama_index.llms.pc_rag.structured import StructuredPrediction
+from llama_index_instrumentation import get_dispatcher
+
+from pc_rag.errors import GenerationError
+from pc_rag.serving import begin_call, begun, texts
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Sequence
+
+    from llama_index.core.base.llms.types import (
+        ChatResponse,
+        ChatResponseAsyncGen,
+        ChatResponseGen,
+        CompletionResponse,
+        CompletionResponseAsyncGen,
+        CompletionResponseGen,
+    )
+    from llama_index.core.llms.llm import ToolSelection
+    from llama_index.core.prompts import BasePromptTemplate
+    from llama_index.core.tools import BaseTool
+
+    from pc_rag.model.conversation import TextPrompt
+    from pc_rag.serving import Reply, ReplyStream
+
+_T = TypeVar("_T")
+
+dispatcher = get_dispatcher(__name__)
+
+
+class PcRagLLM(StructuredPrediction):
+    """A local model that reads the stored KV of the chunks in its prompts.
+
+    Chunks are recognised by their text, whatever prompt they stand in. They come into the corpus
+    through ``PromptCacheEncoder`` or ``open_corpus().add``. Earlier turns of a conversation are
+    reused as they are, so each turn prefills only what is new.
+
+    Every final response has ``raw``: ``model``, ``finish_reason``, ``ttft_seconds``, ``usage`` with
+    ``prompt_tokens_details.cached_tokens``, and ``pc_rag``, the metrics of the request with the hit
+    kind, tier and miss reason of each chunk. Every call emits a ``PromptCacheEvent``.
+
+    ``complete`` of a prompt is ``chat`` with one message of the user, with the same tokens, where
+    the model is a chat model; with ``formatted=True`` the text goes to the model as it is.
+
+    Calls take ``stop``, ``max_tokens``, ``temperature``, ``top_p``, ``top_k``, ``min_p``,
+    ``repetition_penalty``, ``seed``, ``timeout``, ``model``, ``template``, ``reuse``,
+    ``learn_prefix``, ``tools``, ``tool_choice``, ``parallel_tool_calls`` and ``response_format``.
+
+    Example:
+        ::
+
+            llm = PcRagLLM(model="smollm2", store="store")
+            llm.open_corpus().add([notice])
+            llm.complete(f"Context: {notice} When does the ferry leave?")
+
+    Raises:
+        ConfigError: Settings are malformed or contradict each other.
+    """
+
+    @llm_chat_callback()
+    def chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
+        """Answer a conversation."""
+        with self._begin_chat(messages, kwargs) as stream:
+            return chat_response(self._run(stream))
+
+    @llm_chat_callback()
+    def stream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseGen:
+        """As ``chat``; pieces as they come. The prefill starts when the first is pulled."""
+        return self._pieces(lambda: self._begin_chat(messages, kwargs), chat_piece, chat_response)
+
+    @llm_completion_callback()
+    def complete(
+        self,
+        prompt: str,
+        formatted: bool = False,
+        **kwargs: Any,
+    ) -> CompletionResponse:
+        """Answer a prompt; see the class for ``formatted``."""
+        with self._begin_completion(prompt, formatted, kwargs) as stream:
+            return completion_response(self._run(stream))
+
+    @llm_completion_callback()
+    def stream_complete(
+        self,
+        prompt: str,
+        formatted: bool = False,
+        **kwargs: Any,
+    ) -> CompletionResponseGen:
+        """As ``complete``; pieces as they come."""
+        return self._pieces(
+            lambda: self._begin_completion(prompt, formatted, kwargs),
+            completion_piece,
+            completion_response,
+        )
+
+    @llm_chat_callback()
+    async def achat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
+        """As ``chat``; does not hold the event loop."""
+        return chat_response(await self._arun(lambda: self._begin_chat(messages, kwargs)))
+
+    @llm_chat_callback()
+    async def astream_chat(
+        self, messages: Sequence[ChatMessage], **kwargs: Any
+    ) -> ChatResponseAsyncGen:
+        """As ``stream_chat``; does not hold the event loop."""
+        return self._apieces(lambda: self._begin_chat(messages, kwargs), chat_piece, chat_response)
+
+    @llm_completion_callback()
+    async def acomplete(
+        self,
+        prompt: str,
+        formatted: bool = False,
+        **kwargs: Any,
+    ) -> CompletionResponse:
+        """As ``complete``; does not hold the event loop."""
+        return completion_response(
+            await self._arun(lambda: self._begin_completion(prompt, formatted, kwargs))
+        )
+
+    @llm_completion_callback()
+    async def astream_complete(
+        self,
+        prompt: str,
+        formatted: bool = False,
+        **kwargs: Any,
+    ) -> CompletionResponseAsyncGen:
+        """As ``stream_complete``; does not hold the event loop."""
+        return self._apieces(
+            lambda: self._begin_completion(prompt, formatted, kwargs),
+            completion_piece,
+            completion_response,
+        )
+
+    def _prepare_chat_with_tools(  # noqa: PLR0917 - LlamaIndex's
+        self,
+        tools: Sequence[BaseTool],
+        user_msg: str | ChatMessage | None = None,
+        chat_history: list[ChatMessage] | None = None,
+        verbose: bool = False,  # noqa: ARG002 - LlamaIndex passes more than is needed
+        allow_parallel_tool_calls: bool = False,
+        tool_required: bool = False,
+        **kwargs: Any,
+    ) -> dict[str, Any]:
+        if isinstance(user_msg, str):
+            user_msg = ChatMessage(role=MessageRole.USER, content=user_msg)
+        chosen = {"tool_choice": "any"} if tool_required and tools else {}
+        return {
+            "messages": [*(chat_history or ()), *([user_msg] if user_msg else ())],
+            "tools": [tool.metadata.to_openai_tool(skip_length_check=True) for tool in tools],
+            "parallel_tool_calls": allow_parallel_tool_calls,
+            **chosen,
+            **kwargs,
+        }
+
+    def get_tool_calls_from_response(
+        self,
+        response: ChatResponse,
+        error_on_no_tool_call: bool = True,
+        **kwargs: Any,  # noqa: ARG002
+    ) -> list[ToolSelection]:
+        """The calls of tools in a response.
+
+        Raises:
+            GenerationError: There is none, and one was expected.
+        """
+        found = tool_selections(response)
+        if not found and error_on_no_tool_call:
+            raise GenerationError(
+                f"the model called no tool; it said {response.message.content!r:.200}. Ask with "
+                "tool_required=True, or take an answer without a call (error_on_no_tool_call=False)"
+            )
+        return found
+
+    def _get_messages(self, prompt: BasePromptTemplate, **prompt_args: Any) -> list[ChatMessage]:
+        return super()._get_messages(prompt, **_with_joined_lists(prompt_args))
+
+    def _get_prompt(self, prompt: BasePromptTemplate, **prompt_args: Any) -> str:
+        return super()._get_prompt(prompt, **_with_joined_lists(prompt_args))
+
+    def _begin_chat(self, messages: Sequence[ChatMessage], kwargs: dict[str, Any]) -> ReplyStream:
+        given = dict(kwargs)
+        return self._begin(to_conversation(messages, given.pop("tools", None)), given)
+
+    def _begin_completion(
+        self,
+        prompt: str,
+        formatted: bool,
+        kwargs: dict[str, Any],
+    ) -> ReplyStream:
+        if formatted or not self.metadata.is_chat_model:
+            return self._begin(prompt, kwargs)
+        return self._begin_chat([ChatMessage(role=MessageRole.USER, content=prompt)], kwargs)
+
+    def _begin(self, prompt: TextPrompt, given: dict[str, Any]) -> ReplyStream:
+        return begin_call(self.host, prompt, given, self._defaults)
+
+    def _run(self, stream: ReplyStream) -> Reply:
+        reply = stream.run()
+        _tell(reply, active_span_id.get())
+        return reply
+
+    async def _arun(self, begin: Callable[[], ReplyStream]) -> Reply:
+        stream = await begun(begin)
+        async with aclosing(texts(stream)) as pieces:
+            async for _ in pieces:
+                pass
+        _tell(stream.reply, active_span_id.get())
+        return stream.reply
+
+    def _pieces(
+        self,
+        begin: Callable[[], ReplyStream],
+        piece: Callable[[str, str], _T],
+        last: Callable[..., _T],
+    ) -> Generator[_T, None, None]:
+        span_id = active_span_id.get()  # it has ended when the first piece is pulled
+
+        def pieces() -> Generator[_T, None, None]:
+            so_far = ""
+            stream = begin()
+            with _telling(stream, span_id):
+                for text in stream:
+                    so_far += text
+                    yield piece(so_far, text)
+            yield last(stream.reply, delta="")
+
+        return pieces()
+
+    def _apieces(
+        self,
+        begin: Callable[[], ReplyStream],
+        piece: Callable[[str, str], _T],
+        last: Callable[..., _T],
+    ) -> AsyncGenerator[_T, None]:
+        span_id = active_span_id.get()
+
+        async def pieces() -> AsyncGenerator[_T, None]:
+            so_far = ""
+            stream = await begun(begin)
+            with _telling(stream, span_id):
+                async with aclosing(texts(stream)) as generated:
+                    async for text in generated:
+                        so_far += text
+                        yield piece(so_far, text)
+            yield last(stream.reply, delta="")
+
+        return pieces()
+
+
+@contextmanager
+def _telling(stream: ReplyStream, span_id: str | None) -> Iterator[None]:
+    """Close a stream, and tell what it found in the cache unless it failed."""
+    try:
+        with stream:
+            yield
+    except Exception:
+        raise
+    except BaseException:  # the consumer left, or its task was cancelled
+        _tell(stream.reply, span_id)
+        raise
+    _tell(stream.reply, span_id)
+
+
+def _with_joined_lists(prompt_args: dict[str, Any]) -> dict[str, Any]:
+    """Arguments of a prompt, lists of texts joined.
+
+    ``SimpleSummarize`` gives its context as a list, which a template would write as Python does:
+    with brackets, quotes and escapes in which no chunk stands verbatim.
+    """
+    return {
+        name: "\n".join(value)
+        if isinstance(value, list) and all(isinstance(each, str) for each in value)
+        else value
+        for name, value in prompt_args.items()
+    }
+
+
+def _tell(reply: Reply, span_id: str | None) -> None:
+    dispatcher.event(
+        PromptCacheEvent(
+            model_name=reply.model_name,
+            finish_reason=reply.finish_reason,
+            metrics=reply.completion.metrics.to_dict(),
+            span_id=span_id,
+        )
+    )

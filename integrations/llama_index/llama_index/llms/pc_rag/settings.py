@@ -1,0 +1,290 @@
+"""Which model runs, what it reads and how it chooses tokens: the fields of ``PcRagLLM``."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from llama_index.core.base.llms.generic_utils import messages_to_prompt
+from llama_index.core.indices.prompt_helper import PromptHelper
+from llama_index.core.llms import CustomLLM, LLMMetadata
+from llama_index.core.llms.function_calling import FunctionCallingLLM
+from llama_index.core.llms.llm import default_completion_to_prompt
+from pydantic import ConfigDict, Field, PrivateAttr, model_validator
+
+from pc_rag.config import EngineConfig
+from pc_rag.corpus import Corpus
+from pc_rag.engine import PromptCache
+from pc_rag.errors import ConfigError
+from pc_rag.model.builtin import DEFAULT_MODEL
+from pc_rag.model.conversation import ChatMessage as PcRagMessage
+from pc_rag.model.sampling import GenerationConfig
+from pc_rag.serving import CallDefaults, Host, HostSettings, OwnHold
+from pc_rag.serving.options import ALIASES, GENERATION_SETTINGS, check_lent, is_no_op
+from pc_rag.types import Role
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+_OPENED_WITH = ("store", "engine_config", "dtype", "device", "chat_template")
+"""Settings that a model is opened with; a lent engine or corpus has its own."""
+
+
+class PcRagSettings(FunctionCallingLLM, CustomLLM):
+    """Fields of the model, and what is opened by them.
+
+    The model is loaded at the first call. Objects of equal settings share it with its corpus, and
+    so do copies; it is released when the last of them is closed or gone.
+    """
+
+    model_config = ConfigDict(arbitrary_types_allowed=True, extra="forbid")
+
+    model: str = Field(default_factory=lambda: os.environ.get("PC_RAG_MODEL", DEFAULT_MODEL))
+    """Hub name, model folder, ``.gguf`` file, or ``"smollm2"``, which needs no network and is the
+    default, where the variable ``PC_RAG_MODEL`` names no other."""
+    store: str | None = Field(default_factory=lambda: os.environ.get("PC_RAG_STORE"))
+    """Folder that keeps the corpus and its entries; by default the one that the variable
+    ``PC_RAG_STORE`` names. ``None`` keeps them in memory."""
+    corpus: Corpus | None = Field(default=None, exclude=True, repr=False)
+    """A corpus that is open already, in place of ``model`` and ``store``. Lent."""
+    engine: PromptCache | None = Field(default=None, exclude=True, repr=False)
+    """An engine that is open already, in place of ``model`` and ``store``. Lent."""
+    engine_config: EngineConfig | None = Field(default=None, exclude=True, repr=False)
+    """Capacities and policies; ``None`` reads ``PC_RAG_*`` variables, else the defaults."""
+    dtype: str = "auto"
+    """Compute dtype: ``"auto"``, ``"float32"``, ``"bfloat16"`` or ``"float16"``."""
+    device: str = "auto"
+    """``"auto"``, ``"cpu"``, ``"cuda"`` or another torch device."""
+    chat_template: str | None = Field(default=None, repr=False)
+    """Jinja source in place of the model's own chat template."""
+    context_window: int | None = Field(default=None, gt=0)
+    """What LlamaIndex may fill with prompt and answer; the model's own window by default."""
+    is_chat_model: bool | None = None
+    """Whether query engines send messages; by default, whether the model has a chat template."""
+
+    max_tokens: int | None = None
+    """Most tokens of an answer; 256 by default."""
+    temperature: float | None = None
+    """0, the default, is greedy; larger is more random."""
+    top_p: float | None = None
+    """Sample among the likeliest tokens whose probabilities sum to this."""
+    top_k: int | None = None
+    """Sample among the k likeliest tokens."""
+    min_p: float | None = None
+    """Drop tokens less likely than this fraction of the likeliest one."""
+    repetition_penalty: float | None = None
+    """Above 1 makes tokens of the prompt and the answer less likely."""
+    seed: int | None = None
+    """The same seed gives the same tokens."""
+    stop: list[str] | None = None
+    """Strings that end an answer, in every call that gives none of its own."""
+    timeout: float | None = None
+    """Seconds after which a call fails, looked at between tokens."""
+
+    template: str | None = None
+    """Label of this model's prompts in metrics, for hit rates by template."""
+    reuse: bool | None = None
+    """``False`` computes every token of the same prompts; ``None`` as the engine is configured."""
+    learn_prefix: bool = False
+    """Encode all chunks behind the head of the prompts that come, too, in the background: their
+    first chunks become exact hits. Costs the bytes of the corpus once more for each head."""
+
+    _held: OwnHold | None = PrivateAttr(default=None)
+    _default_config: EngineConfig | None = PrivateAttr(default=None)
+
+    @classmethod
+    def class_name(cls) -> str:
+        """Name under which LlamaIndex serialises the model."""
+        return "PcRagLLM"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _translate(cls, given: Any) -> Any:
+        """Take what other models' constructors call the same, and what changes nothing."""
+        if not isinstance(given, dict):
+            return given
+        values = {ALIASES.get(k, k): v for k, v in given.items() if not is_no_op(k, v)}
+        if isinstance(values.get("stop"), str):
+            values["stop"] = [values["stop"]]
+        for name in ("model", "store"):
+            if isinstance(values.get(name), Path):
+                values[name] = str(values[name])
+            if values.get(name) == "":
+                raise ConfigError(f"{cls.__name__}: {name} is empty; name one, or leave it out")
+        return values
+
+    @model_validator(mode="after")
+    def _check_settings(self) -> Self:
+        """Refuse at once what would be refused at the first call."""
+        lent = [name for name in ("corpus", "engine") if getattr(self, name) is not None]
+        own = [name for name in _OPENED_WITH if self._is_changed(name)]
+        check_lent(type(self).__name__, lent=lent, own=own)
+        if lent:
+            name = self.host.model_name
+            if self._is_changed("model") and self.model != name:
+                raise ConfigError(
+                    f"{type(self).__name__}: model {self.model!r} is not the model that was given, "
+                    f"{name!r}; leave one of them out"
+                )
+            object.__setattr__(self, "model", name)
+        else:
+            _ = self.host  # loads nothing; another's ``close`` leaves it to this object from now on
+        self._check_formatters()
+        _ = self._defaults
+        return self
+
+    def _check_formatters(self) -> None:
+        """Refuse functions that would write control tokens as text, which stay plain text here."""
+        formatters = (
+            ("messages_to_prompt", messages_to_prompt),
+            ("completion_to_prompt", default_completion_to_prompt),
+        )
+        for name, default in formatters:
+            if getattr(self, name) not in (None, default):
+                raise ConfigError(
+                    f"{type(self).__name__}: {name} is given, but prompts are written by the "
+                    "model's chat template, and control tokens in a text stay text; give "
+                    "chat_template (Jinja) instead"
+                )
+
+    def _is_changed(self, name: str) -> bool:
+        """Whether a setting is not the default; copies are made by giving every field."""
+        default = type(self).model_fields[name].get_default(call_default_factory=True)
+        return bool(getattr(self, name) != default)
+
+    def _settings(self) -> HostSettings:
+        if self._default_config is None:
+            self._default_config = EngineConfig.load()
+        return HostSettings(
+            model=self.model,
+            store=self.store,
+            dtype=self.dtype,
+            device=self.device,
+            chat_template=self.chat_template,
+            config=self.engine_config or self._default_config,
+        )
+
+    @property
+    def _defaults(self) -> CallDefaults:
+        """What holds for every call."""
+        own = {name: getattr(self, name) for name in GENERATION_SETTINGS}
+        return CallDefaults(
+            generation={**own, "stop": self.stop},
+            template=self.template,
+            reuse=self.reuse,
+            learn_prefix=self.learn_prefix,
+            timeout_seconds=self.timeout,
+        )
+
+    @property
+    def host(self) -> Host:
+        """The model with its corpus; opened when it is first asked for something."""
+        self._held = OwnHold.renewed(
+            self._held, self, self.corpus or self.engine or self._settings()
+        )
+        return self._held.hold.host
+
+    @property
+    def prefix_learning(self) -> Future[int] | None:
+        """The encoding that ``learn_prefix`` began last: its result is the number of chunks."""
+        return self.host.learning
+
+    def open_corpus(self) -> Corpus:
+        """The corpus whose chunks are recognised in prompts; loads the model at the first call."""
+        return self.host.corpus
+
+    def close(self) -> None:
+        """Release model, corpus and store; a later call opens them again.
+
+        They are closed once no other object of equal settings uses them. What was lent stays open.
+        """
+        held, self._held = self._held, None
+        if held is not None:
+            held.release(self)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def metadata(self) -> LLMMetadata:
+        """What LlamaIndex plans prompts by; needs the model's configuration, not its weights."""
+        host = self.host
+        window = host.max_position
+        chat_format = host.chat_format
+        return LLMMetadata(
+            context_window=min(window, self.context_window or window),
+            num_output=self._num_output,
+            is_chat_model=(
+                chat_format.has_template if self.is_chat_model is None else self.is_chat_model
+            ),
+            is_function_calling_model=chat_format.knows_tools
+            and chat_format.tool_format is not None,
+            model_name=host.model_name,
+        )
+
+    @property
+    def _num_output(self) -> int:
+        return GenerationConfig().max_new_tokens if self.max_tokens is None else self.max_tokens
+
+    def tokenizer(self, text: str) -> list[int]:
+        """Ids of a text by the model's own tokenizer, without special tokens.
+
+        ``Settings.tokenizer = llm.tokenizer`` has LlamaIndex count by it.
+        """
+        return list(self.host.tokenizer.encode_text(text))
+
+    def prompt_helper(self, **options: Any) -> PromptHelper:
+        """A helper that counts by the model's own tokenizer, and leaves room for its template.
+
+        LlamaIndex's own counts by a tokenizer of other models, and knows no chat template.
+
+        Args:
+            **options: As for ``PromptHelper``, such as ``chunk_overlap_ratio``.
+        """
+        metadata = self.metadata
+        window = metadata.context_window
+        if metadata.is_chat_model:
+            window -= self._num_template_tokens
+        return PromptHelper(
+            context_window=window,
+            num_output=metadata.num_output,
+            tokenizer=self.tokenizer,
+            **options,
+        )
+
+    @property
+    def _num_template_tokens(self) -> int:
+        """Tokens that the chat template puts around one message."""
+        text = "x"
+        pieces = self.host.chat_format.render([PcRagMessage(Role.USER, text)])
+        return sum(len(piece.token_ids) for piece in pieces) - len(self.tokenizer(text))
+
+    def __copy__(self) -> Self:
+        """A copy that shares the model."""
+        return super().__copy__()
+
+    def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Self:
+        """A copy that shares the model: neither weights nor what was lent are copied."""
+        return self.__copy__()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For pickle: settings, without the model.
+
+        Raises:
+            ConfigError: A corpus or engine was lent, which no other process can have.
+        """
+        if self.corpus is not None or self.engine is not None:
+            raise ConfigError(
+                f"a {type(self).__name__} with a lent corpus or engine cannot be pickled; build it "
+                "from a model name and a store"
+            )
+        fields = {name: getattr(self, name) for name in type(self).model_fields}
+        default = {"callback_manager", "messages_to_prompt", "completion_to_prompt"}
+        return {
+            "__dict__": {name: value for name, value in fields.items() if name not in default},
+            "__pydantic_private__": None,
+        }
