@@ -199,6 +199,7 @@ def test_input_is_refused_when_nothing_could_be_measured(models, questions, roun
 
 CHAIN = """
 from tests.support.langchain_models import *
+from tests.support.uses import TEXTS, metrics_of, use_of
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.runnables import RunnableLambda
 
