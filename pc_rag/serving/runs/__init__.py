@@ -10,6 +10,7 @@ from pc_rag.serving.runs.outcomes import (
     DocumentOutcome,
     DocumentUse,
     FoundDocument,
+    is_cancellation,
 )
 from pc_rag.serving.runs.record import RunRecord
 from pc_rag.serving.runs.report import RunReport
@@ -31,4 +32,5 @@ __all__ = [
     "RunTree",
     "TTFTRuns",
     "Told",
+    "is_cancellation",
 ]

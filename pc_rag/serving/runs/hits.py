@@ -2,30 +2,28 @@
 
 from __future__ import annotations
 
-import threading
 from collections import Counter
 from typing import TYPE_CHECKING, Final
 
 from pc_rag.errors import PromptCacheError
 from pc_rag.metrics import CacheStats, CacheStatsCollector, RequestMetrics, to_plain
-from pc_rag.metrics.limits import check_limits
 from pc_rag.metrics.text import stats_text
+from pc_rag.serving.runs.followed import FollowedRuns
 from pc_rag.serving.runs.outcomes import CallOutcome
 from pc_rag.serving.runs.record import RunRecord, documents_by_id
-from pc_rag.serving.runs.tree import RunTree
+from pc_rag.serving.runs.report import RunReport
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable
 
     from pc_rag.metrics import Plain, StatsSnapshot
     from pc_rag.serving.runs.outcomes import FoundDocument
-    from pc_rag.serving.runs.report import RunReport
 
 RETRIEVER: Final = "retriever"
 """Mark of runs that retrieve."""
 
 
-class CacheHitRuns:
+class CacheHitRuns(FollowedRuns[RunRecord, RunReport]):
     """Counts cache hits of every model call, and of every outermost run.
 
     What the cache hit handlers of all frameworks share: they translate callbacks to starts and
@@ -58,20 +56,18 @@ class CacheHitRuns:
         is_patient: bool = False,
         keeps_empty: bool = True,
     ) -> None:
-        check_limits(owner, max_runs=max_runs)
+        super().__init__(
+            owner=owner,
+            new_record=lambda run_id: RunRecord(str(run_id)),
+            freeze=RunRecord.freeze,
+            is_kept=lambda record: keeps_empty or not record.is_empty,
+            max_runs=max_runs,
+            is_patient=is_patient,
+        )
         self.stats = stats if stats is not None else CacheStats()
         self._carrier = carrier
-        # Reentrant: the garbage collector may close an abandoned stream on a thread that is in
-        # here, and its callbacks come at once.
-        self._lock = threading.RLock()
         self._calls: Counter[CallOutcome] = Counter()
         self._last_problem = ""
-        self._tree: RunTree[RunRecord] = RunTree(
-            lambda run_id: RunRecord(str(run_id)),
-            max_finished=max_runs,
-            is_patient=is_patient,
-            is_kept=lambda record: keeps_empty or not record.is_empty,
-        )
 
     # -- what it tells -------------------------------------------------------------------------
 
@@ -80,29 +76,10 @@ class CacheHitRuns:
         return self.stats.snapshot()
 
     @property
-    def runs(self) -> tuple[RunReport, ...]:
-        """Reports of the latest finished runs, the latest last."""
-        with self._lock:
-            return tuple(record.freeze() for record in self._tree.finished())
-
-    @property
-    def last_run(self) -> RunReport | None:
-        """Report of the run that finished last; ``None`` before the first."""
-        with self._lock:
-            finished = self._tree.finished()
-            return finished[-1].freeze() if finished else None
-
-    @property
     def calls(self) -> dict[CallOutcome, int]:
         """Model calls by what they told."""
         with self._lock:
             return {outcome: self._calls[outcome] for outcome in CallOutcome}
-
-    @property
-    def num_open_runs(self) -> int:
-        """Runs and calls that started and did not end."""
-        with self._lock:
-            return self._tree.num_open_runs
 
     def report(self) -> str:
         """Everything as text for people: sums, every miss with its reason, and the last run."""
@@ -140,23 +117,6 @@ class CacheHitRuns:
         return CacheStatsCollector(self.stats)
 
     # -- what it hears -------------------------------------------------------------------------
-
-    def start_run(
-        self, run_id: Hashable, parent_run_id: Hashable | None, *, mark: str | None = None
-    ) -> None:
-        """A run starts that is no model call; ``mark`` is ``RETRIEVER`` where it retrieves."""
-        with self._lock:
-            self._tree.start(run_id, parent_run_id, mark=mark)
-
-    def mark_run(self, run_id: Hashable, mark: str) -> None:
-        """An open run turns out to be of a kind, before anything starts inside it."""
-        with self._lock:
-            self._tree.mark(run_id, mark)
-
-    def run_around(self, run_id: Hashable, mark: str) -> Hashable | None:
-        """The outermost run of a kind around an open run; ``None`` of none."""
-        with self._lock:
-            return self._tree.around(run_id, mark)
 
     def start_call(
         self, run_id: Hashable, parent_run_id: Hashable | None, prompts: Iterable[str]
@@ -218,6 +178,15 @@ class CacheHitRuns:
                 for one in told:
                     record.add_call(outcome, one)
             self._tree.end(run_id)
+
+    def end_call_with(self, run_id: Hashable, plain: object) -> None:
+        """A model call came to its end, and its response brings these metrics or ``None``."""
+        metrics = self.metrics_of(plain)
+        if metrics is not None:
+            self.end_call(run_id, CallOutcome.REPORTED, metrics)
+        else:
+            is_ours = plain is not None
+            self.end_call(run_id, CallOutcome.UNREADABLE if is_ours else CallOutcome.UNREPORTED)
 
     def add_late_metrics(self, record: RunRecord, metrics: RequestMetrics) -> None:
         """Metrics of a call that was counted before they came: its run learns them.

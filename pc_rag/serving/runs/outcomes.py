@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
@@ -89,3 +90,8 @@ def outcome_of(use: ModuleUse) -> DocumentOutcome:
     if use.hit_kind is HitKind.PARTIAL:
         return DocumentOutcome.PARTIAL
     return DocumentOutcome.HIT if use.is_hit else DocumentOutcome.MISS
+
+
+def is_cancellation(error: BaseException | None) -> bool:
+    """Whether an error says that the consumer left: a closed stream or a cancelled task."""
+    return isinstance(error, (GeneratorExit, asyncio.CancelledError))

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections import OrderedDict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from pc_rag.metrics import to_plain
-from pc_rag.metrics.limits import check_limits
 from pc_rag.metrics.speed import CallTimes, SpeedStats, speed_text
-from pc_rag.serving.runs.times import RunClock
-from pc_rag.serving.runs.tree import RunTree
+from pc_rag.serving.runs.followed import FollowedRuns
+from pc_rag.serving.runs.times import RunClock, RunTimes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
 
     from pc_rag.metrics import Outcome, Plain
     from pc_rag.metrics.speed import ModelSpeed
-    from pc_rag.serving.runs.times import RunTimes
 
 _MAX_OPEN_CALLS: Final = 4096
 
@@ -59,7 +56,7 @@ class _Call:
         return self.last_token - self.first_token
 
 
-class TTFTRuns:
+class TTFTRuns(FollowedRuns[RunClock, RunTimes]):
     """Times every call of any model, and every outermost run.
 
     What the TTFT handlers of all frameworks share: they translate callbacks to starts, tokens and
@@ -87,18 +84,18 @@ class TTFTRuns:
         is_patient: bool = False,
         keeps_empty: bool = True,
     ) -> None:
-        check_limits(owner, max_runs=max_runs)
+        super().__init__(
+            owner=owner,
+            new_record=lambda run_id: RunClock(str(run_id), read_clock()),
+            freeze=RunClock.freeze,
+            is_kept=lambda run: keeps_empty or not run.is_empty,
+            max_runs=max_runs,
+            is_patient=is_patient,
+        )
         self._read_clock = read_clock
-        self._lock = threading.RLock()  # reentrant: see CacheHitRuns
         self._stats = SpeedStats(max_samples=max_samples)
         self._num_replayed = 0
         self._calls: OrderedDict[Hashable, _Call] = OrderedDict()
-        self._tree: RunTree[RunClock] = RunTree(
-            lambda run_id: RunClock(str(run_id), self._read_clock()),
-            max_finished=max_runs,
-            is_patient=is_patient,
-            is_kept=lambda run: keeps_empty or not run.is_empty,
-        )
 
     # -- what it tells -------------------------------------------------------------------------
 
@@ -107,29 +104,10 @@ class TTFTRuns:
         return self._stats.snapshot()
 
     @property
-    def runs(self) -> tuple[RunTimes, ...]:
-        """Times of the latest finished runs, the latest last."""
-        with self._lock:
-            return tuple(run.freeze() for run in self._tree.finished())
-
-    @property
-    def last_run(self) -> RunTimes | None:
-        """Times of the run that finished last; ``None`` before the first."""
-        with self._lock:
-            finished = self._tree.finished()
-            return finished[-1].freeze() if finished else None
-
-    @property
     def num_replayed(self) -> int:
         """Answers of the framework's response cache."""
         with self._lock:
             return self._num_replayed
-
-    @property
-    def num_open_runs(self) -> int:
-        """Runs and calls that started and did not end."""
-        with self._lock:
-            return self._tree.num_open_runs
 
     def report(self) -> str:
         """Everything as a table for people, a row for each model."""
@@ -146,23 +124,6 @@ class TTFTRuns:
         }
 
     # -- what it hears -------------------------------------------------------------------------
-
-    def start_run(
-        self, run_id: Hashable, parent_run_id: Hashable | None, *, mark: str | None = None
-    ) -> None:
-        """A run starts that is no model call."""
-        with self._lock:
-            self._tree.start(run_id, parent_run_id, mark=mark)
-
-    def mark_run(self, run_id: Hashable, mark: str) -> None:
-        """An open run turns out to be of a kind, before anything starts inside it."""
-        with self._lock:
-            self._tree.mark(run_id, mark)
-
-    def run_around(self, run_id: Hashable, mark: str) -> Hashable | None:
-        """The outermost run of a kind around an open run; ``None`` of none."""
-        with self._lock:
-            return self._tree.around(run_id, mark)
 
     def end_run(self, run_id: Hashable) -> None:
         """A run ended, however it did."""
@@ -216,33 +177,38 @@ class TTFTRuns:
     def end_call(self, run_id: Hashable, outcome: Outcome, told: Told) -> None:
         """A model call ended, and is counted once."""
         now = self._read_clock()
+        times: CallTimes | None = None
         with self._lock:
             call = self._calls.pop(run_id, None)
             if call is not None and told.is_replay:
                 self._num_replayed += 1
                 call.run.num_replayed += 1
             elif call is not None:
-                self._account(call, outcome, told, now)
+                times = _times_of(call, outcome, told, now)
+                call.run.calls.append(times)
             finished = self._tree.end(run_id)
             if finished is not None:
                 finished.ended = now
+        # Not inside our lock: a stream that is collected inside theirs comes here from there.
+        if times is not None:
+            self._stats.record(times)
 
-    def _account(self, call: _Call, outcome: Outcome, told: Told, now: float) -> None:
-        first, counted = call.first_token, max(call.num_tokens, call.num_events) or None
-        if first is None and told.ttft_seconds is not None:
-            first = call.started + told.ttft_seconds
-        run = call.run
-        if first is not None and (run.first_token is None or first < run.first_token):
-            run.first_token = first
-        times = CallTimes(
-            model=call.model if call.has_own_name or not told.model else told.model,
-            outcome=outcome,
-            total_seconds=now - call.started,
-            ttft_seconds=None if first is None else first - call.started,
-            root_ttft_seconds=None if first is None else first - run.started,
-            decode_seconds=call.decode_seconds,
-            num_output_tokens=counted if told.num_output_tokens is None else told.num_output_tokens,
-            is_streamed=call.first_token is not None,
-        )
-        run.calls.append(times)
-        self._stats.record(times)
+
+def _times_of(call: _Call, outcome: Outcome, told: Told, now: float) -> CallTimes:
+    """The times of a call that ended; notes its first token in its run."""
+    first, counted = call.first_token, max(call.num_tokens, call.num_events) or None
+    if first is None and told.ttft_seconds is not None:
+        first = call.started + told.ttft_seconds
+    run = call.run
+    if first is not None and (run.first_token is None or first < run.first_token):
+        run.first_token = first
+    return CallTimes(
+        model=call.model if call.has_own_name or not told.model else told.model,
+        outcome=outcome,
+        total_seconds=now - call.started,
+        ttft_seconds=None if first is None else first - call.started,
+        root_ttft_seconds=None if first is None else first - run.started,
+        decode_seconds=call.decode_seconds,
+        num_output_tokens=counted if told.num_output_tokens is None else told.num_output_tokens,
+        is_streamed=call.first_token is not None,
+    )

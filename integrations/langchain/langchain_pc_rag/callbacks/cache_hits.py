@@ -10,12 +10,17 @@ from typing_extensions import override
 from langchain_pc_rag.callbacks.responses import (
     METRICS_KEY,
     first_generation,
-    is_cancellation,
     is_replay,
     metadata_value,
 )
 from langchain_pc_rag.callbacks.run_handler import RunHandler
-from pc_rag.serving.runs import RETRIEVER, CacheHitRuns, CallOutcome, FoundDocument
+from pc_rag.serving.runs import (
+    RETRIEVER,
+    CacheHitRuns,
+    CallOutcome,
+    FoundDocument,
+    is_cancellation,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -108,13 +113,7 @@ class CacheHitHandler(CacheHitRuns, RunHandler):
         if is_replay(generation):
             self.end_call(run_id, CallOutcome.REPLAYED)
             return
-        plain = metadata_value(generation, METRICS_KEY)
-        metrics = self.metrics_of(plain)
-        if metrics is not None:
-            self.end_call(run_id, CallOutcome.REPORTED, metrics)
-        else:
-            is_ours = plain is not None
-            self.end_call(run_id, CallOutcome.UNREADABLE if is_ours else CallOutcome.UNREPORTED)
+        self.end_call_with(run_id, metadata_value(generation, METRICS_KEY))
 
     @override
     def on_llm_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:

@@ -11,7 +11,6 @@ from typing_extensions import override
 from langchain_pc_rag.callbacks.responses import (
     first_generation,
     has_content,
-    is_cancellation,
     is_content_event,
     is_replay,
     metadata_value,
@@ -21,7 +20,7 @@ from langchain_pc_rag.callbacks.responses import (
 )
 from langchain_pc_rag.callbacks.run_handler import RunHandler
 from pc_rag.metrics import Outcome
-from pc_rag.serving.runs import Told, TTFTRuns
+from pc_rag.serving.runs import Told, TTFTRuns, is_cancellation
 
 if TYPE_CHECKING:
     from collections.abc import Callable
