@@ -1,18 +1,16 @@
 """Handlers that follow spans, so that they know which events belong to one query."""
 
-# ruff: noqa: ARG002 - LlamaIndex passes more than is needed
-
 from __future__ import annotations
 
 from abc import abstractmethod
 from typing import TYPE_CHECKING, Any, Self
 
 from llama_index.core.bridge.pydantic import PrivateAttr
-from llama_index.core.instrumentation import get_dispatcher
-from llama_index.core.instrumentation.dispatcher import Dispatcher
 from llama_index.core.instrumentation.event_handlers import BaseEventHandler
 from llama_index.core.instrumentation.span import BaseSpan
 from llama_index.core.instrumentation.span_handlers import BaseSpanHandler
+from llama_index_instrumentation import get_dispatcher
+from llama_index_instrumentation.dispatcher import Dispatcher
 from typing_extensions import override
 
 from pc_rag.errors import ConfigError
