@@ -14,7 +14,7 @@ from pc_rag.serving.runs.record import RunRecord, documents_by_id
 from pc_rag.serving.runs.report import RunReport
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterable
+    from collections.abc import Callable, Hashable, Iterable
 
     from pc_rag.metrics import Plain, StatsSnapshot
     from pc_rag.serving.runs.outcomes import FoundDocument
@@ -38,6 +38,7 @@ class CacheHitRuns(FollowedRuns[RunRecord, RunReport]):
         stats: Takes the metrics; one of its own by default.
         is_patient: Whether a run is finished only when every call in it ended too.
         keeps_empty: Whether runs without a call and without retrieval are kept.
+        take_ended: Tells of runs that turn out to have ended, each once; asked before reading.
 
     Attributes:
         stats: Sums by template and tenant: hit rates, miss reasons, tokens and seconds saved.
@@ -55,6 +56,7 @@ class CacheHitRuns(FollowedRuns[RunRecord, RunReport]):
         stats: CacheStats | None = None,
         is_patient: bool = False,
         keeps_empty: bool = True,
+        take_ended: Callable[[], Iterable[Hashable]] = tuple,
     ) -> None:
         super().__init__(
             owner=owner,
@@ -63,6 +65,7 @@ class CacheHitRuns(FollowedRuns[RunRecord, RunReport]):
             is_kept=lambda record: keeps_empty or not record.is_empty,
             max_runs=max_runs,
             is_patient=is_patient,
+            take_ended=take_ended,
         )
         self.stats = stats if stats is not None else CacheStats()
         self._carrier = carrier

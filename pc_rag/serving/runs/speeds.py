@@ -13,7 +13,7 @@ from pc_rag.serving.runs.followed import FollowedRuns
 from pc_rag.serving.runs.times import RunClock, RunTimes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable
+    from collections.abc import Callable, Hashable, Iterable
 
     from pc_rag.metrics import Outcome, Plain
     from pc_rag.metrics.speed import ModelSpeed
@@ -69,6 +69,7 @@ class TTFTRuns(FollowedRuns[RunClock, RunTimes]):
         read_clock: Seconds on a monotonic clock.
         is_patient: Whether a run is finished only when every call in it ended too.
         keeps_empty: Whether runs without a call are kept.
+        take_ended: Tells of runs that turn out to have ended, each once; asked before reading.
 
     Raises:
         ConfigError: A limit is below 1.
@@ -83,6 +84,7 @@ class TTFTRuns(FollowedRuns[RunClock, RunTimes]):
         read_clock: Callable[[], float] = time.perf_counter,
         is_patient: bool = False,
         keeps_empty: bool = True,
+        take_ended: Callable[[], Iterable[Hashable]] = tuple,
     ) -> None:
         super().__init__(
             owner=owner,
@@ -91,6 +93,7 @@ class TTFTRuns(FollowedRuns[RunClock, RunTimes]):
             is_kept=lambda run: keeps_empty or not run.is_empty,
             max_runs=max_runs,
             is_patient=is_patient,
+            take_ended=take_ended,
         )
         self._read_clock = read_clock
         self._stats = SpeedStats(max_samples=max_samples)
@@ -133,6 +136,13 @@ class TTFTRuns(FollowedRuns[RunClock, RunTimes]):
             if finished is not None:
                 finished.ended = now
 
+    def end_late(self, run_id: Hashable) -> None:
+        """A run turns out to have ended, when something of a model was seen last."""
+        with self._lock:
+            finished = self._tree.end(run_id)
+            if finished is not None:
+                finished.ended = finished.seen
+
     def start_call(
         self,
         run_id: Hashable,
@@ -170,7 +180,7 @@ class TTFTRuns(FollowedRuns[RunClock, RunTimes]):
                 call.num_events += 1
             else:
                 call.num_tokens += 1
-            call.last_token = now
+            call.last_token = call.run.seen = now
             if call.first_token is None:
                 call.first_token = now
 
@@ -180,6 +190,8 @@ class TTFTRuns(FollowedRuns[RunClock, RunTimes]):
         times: CallTimes | None = None
         with self._lock:
             call = self._calls.pop(run_id, None)
+            if call is not None:
+                call.run.seen = now
             if call is not None and told.is_replay:
                 self._num_replayed += 1
                 call.run.num_replayed += 1

@@ -46,14 +46,21 @@ class RunTimes:
 
 @dataclass(slots=True, eq=False)
 class RunClock:
-    """The running times of one outermost run. Not thread-safe: its handler locks."""
+    """The running times of one outermost run. Not thread-safe: its handler locks.
+
+    ``seen`` is when something of a model was seen last.
+    """
 
     run_id: str
     started: float
+    seen: float = field(init=False)
     ended: float | None = None
     first_token: float | None = None
     calls: deque[CallTimes] = field(default_factory=lambda: deque(maxlen=_MAX_CALLS))
     num_replayed: int = 0
+
+    def __post_init__(self) -> None:
+        self.seen = self.started
 
     @property
     def is_empty(self) -> bool:

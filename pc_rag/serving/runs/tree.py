@@ -28,6 +28,7 @@ class _Link(Generic[State]):
     """A run: its root, and by mark the marked runs it stands inside, or is."""
 
     root: _Root[State]
+    parent_run_id: Hashable | None
     around: Mapping[str, Hashable]
     marks: Mapping[str, Hashable]
 
@@ -85,7 +86,7 @@ class RunTree(Generic[State]):
             root = parent.root
         root.open_runs.add(run_id)
         around = _NO_MARKS if parent is None else parent.marks
-        self._links[run_id] = _Link(root, around, around)
+        self._links[run_id] = _Link(root, parent_run_id, around, around)
         if mark is not None:
             self.mark(run_id, mark)
         return root.state
@@ -100,6 +101,13 @@ class RunTree(Generic[State]):
         """The outermost run with a mark that an open run stands inside; ``None`` of none."""
         link = self._links.get(run_id)
         return None if link is None else link.around.get(mark)
+
+    def is_inside(self, run_id: Hashable | None, outer_run_id: Hashable) -> bool:
+        """Whether an open run is another, or stands inside it with nothing ended between."""
+        while run_id is not None and run_id != outer_run_id:
+            link = self._links.get(run_id)
+            run_id = None if link is None else link.parent_run_id
+        return run_id is not None
 
     def of(self, run_id: Hashable) -> State | None:
         """The state of an open run's root; ``None`` of a run that never started or ended."""

@@ -81,6 +81,7 @@ class CacheHitEventHandler(CallEventHandler):
             stats=stats,
             is_patient=True,
             keeps_empty=False,
+            take_ended=self._streams.take_ended,
         )
 
     @classmethod
@@ -155,7 +156,8 @@ class CacheHitEventHandler(CallEventHandler):
 
     def _take_metrics(self, event: PromptCacheEvent) -> None:
         metrics = self._runs.metrics_of(event.metrics)
-        call: _Call | None = self._calls.of(event.span_id)
+        span_id = event.span_id or ""
+        call: _Call | None = self._calls.of(span_id)
         if call is not None:
             if metrics is None:
                 call.is_unreadable = True
@@ -163,12 +165,12 @@ class CacheHitEventHandler(CallEventHandler):
                 call.metrics.append(metrics)
             return
         # A closed stream tells of itself from the outside in: its metrics come behind its end.
-        left: _Call | None = self._calls.left(event.span_id)
+        left: _Call | None = self._calls.left(span_id)
         if metrics is not None and left is not None:
             self._runs.add_late_metrics(left.record, metrics)
-        elif metrics is not None and event.span_id is not None:
+        elif metrics is not None:
             # The handler came when the call was under way.
-            self._runs.end_call(CallKey(event.span_id), CallOutcome.REPORTED, metrics)
+            self._runs.end_call(CallKey(span_id), CallOutcome.REPORTED, metrics)
 
     @override
     def _start_call(

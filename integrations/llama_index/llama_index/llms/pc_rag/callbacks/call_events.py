@@ -19,6 +19,7 @@ from llama_index.core.instrumentation.events.llm import (
 from llama_index.llms.pc_rag.callbacks.calls import CALL, CallKey, OpenCalls
 from llama_index.llms.pc_rag.callbacks.responses import asked
 from llama_index.llms.pc_rag.callbacks.spans import SpanEventHandler
+from llama_index.llms.pc_rag.callbacks.streams import OpenStreams
 from llama_index_instrumentation.events.span import SpanDropEvent
 from typing_extensions import override
 
@@ -38,6 +39,7 @@ class CallEventHandler(SpanEventHandler):
     """Hears of every model call once, and of the runs around it where it is attached."""
 
     _calls: OpenCalls[Any] = PrivateAttr(default_factory=OpenCalls)
+    _streams: OpenStreams = PrivateAttr(default_factory=OpenStreams)
 
     @property
     @abstractmethod
@@ -66,11 +68,16 @@ class CallEventHandler(SpanEventHandler):
 
     @override
     def enter_span(self, span_id: str, parent_id: str | None) -> None:
+        pulled = self._streams.pulled()
+        if pulled is not None and not self._followed.is_inside(parent_id, pulled):
+            parent_id = pulled
         self._followed.start_run(span_id, parent_id)
 
     @override
-    def end_span(self, span_id: str) -> None:
-        self._followed.end_run(span_id)
+    def end_span(self, span_id: str, result: object = None) -> None:
+        self._followed.settle()
+        if not self._streams.add(span_id, result):
+            self._followed.end_run(span_id)
 
     @override
     def handle(self, event: BaseEvent, **kwargs: Any) -> None:
@@ -81,7 +88,7 @@ class CallEventHandler(SpanEventHandler):
         if isinstance(event, _STARTS):
             self._start(span_id, event)
         elif isinstance(event, _PIECES):
-            if self._calls.show(span_id) is not None:
+            if self._calls.is_own(span_id):
                 self._see_piece(CallKey(span_id), event.response)
         elif isinstance(event, _ENDS):
             state = self._calls.end(span_id)
@@ -98,9 +105,9 @@ class CallEventHandler(SpanEventHandler):
         prompt = asked(event)
         outer = self._followed.run_around(span_id, CALL)
         self._followed.mark_run(span_id, CALL)
-        if self._calls.join(span_id, outer if isinstance(outer, str) else None, prompt):
+        if self._calls.join(span_id, outer if isinstance(outer, str) else None):
             return
-        self._calls.start(span_id, prompt, self._start_call(CallKey(span_id), event, prompt))
+        self._calls.start(span_id, self._start_call(CallKey(span_id), event, prompt))
 
     def _fail(self, span_id: str, error: BaseException | None) -> None:
         is_cancelled = is_cancellation(error)

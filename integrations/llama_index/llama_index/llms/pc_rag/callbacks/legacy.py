@@ -14,6 +14,7 @@ from llama_index.llms.pc_rag.callbacks.responses import (
     raw_value,
     text_of,
 )
+from llama_index.llms.pc_rag.callbacks.streams import OpenStreams
 from typing_extensions import override
 
 from pc_rag.serving.runs import RETRIEVER, CacheHitRuns, CallOutcome, is_cancellation
@@ -47,6 +48,7 @@ class PromptCacheCallbackHandler(CacheHitRuns, BaseCallbackHandler):
     """
 
     def __init__(self, *, max_runs: int = 256, stats: CacheStats | None = None) -> None:
+        self._streams = OpenStreams()
         CacheHitRuns.__init__(
             self,
             owner="PromptCacheCallbackHandler",
@@ -55,6 +57,7 @@ class PromptCacheCallbackHandler(CacheHitRuns, BaseCallbackHandler):
             stats=stats,
             is_patient=True,
             keeps_empty=False,
+            take_ended=self._streams.take_ended,
         )
         # An exception has a start and no end.
         BaseCallbackHandler.__init__(self, [CBEventType.EXCEPTION], [CBEventType.EXCEPTION])
@@ -64,7 +67,7 @@ class PromptCacheCallbackHandler(CacheHitRuns, BaseCallbackHandler):
     def start_trace(self, trace_id: str | None = None) -> None:
         run_id = f"{trace_id or 'trace'}-{uuid4()}"
         self._trace.set(run_id)
-        self.start_run(run_id, None)
+        self.start_run(run_id, self._streams.pulled())
 
     @override
     def end_trace(
@@ -83,7 +86,8 @@ class PromptCacheCallbackHandler(CacheHitRuns, BaseCallbackHandler):
         **kwargs: Any,
     ) -> str:
         event_id = event_id or str(uuid4())
-        parent = parent_id if parent_id not in {"", BASE_TRACE_EVENT} else self._trace.get()
+        is_outermost = parent_id in {"", BASE_TRACE_EVENT}
+        parent = (self._trace.get() or self._streams.pulled()) if is_outermost else parent_id
         if event_type is CBEventType.LLM:
             self.start_call(event_id, parent, [_asked(payload or {})])
         else:
@@ -107,7 +111,9 @@ class PromptCacheCallbackHandler(CacheHitRuns, BaseCallbackHandler):
             nodes = payload.get(EventPayload.NODES)
             if nodes is not None:
                 self.add_retrieved(event_id, found_documents(nodes))
-        self.end_run(event_id)
+        self.settle()
+        if not self._streams.add(event_id, payload.get(EventPayload.RESPONSE)):
+            self.end_run(event_id)
 
     def _end_llm(self, event_id: str, payload: Mapping[str, Any]) -> None:
         error = payload.get(EventPayload.EXCEPTION)

@@ -55,7 +55,7 @@ class SpanFollower(BaseSpanHandler[BaseSpan]):
         result: Any | None = None,
         **kwargs: Any,
     ) -> None:
-        self._handler.end_span(id_)
+        self._handler.end_span(id_, result)
 
     @override
     def span_drop(
@@ -100,8 +100,8 @@ class SpanEventHandler(BaseEventHandler):
         """A span starts."""
 
     @abstractmethod
-    def end_span(self, span_id: str) -> None:
-        """A span ended, however it did."""
+    def end_span(self, span_id: str, result: object = None) -> None:
+        """A span ended, however it did; with what it gave, or with nothing after an error."""
 
     def attach(self, dispatcher: Dispatcher | None = None) -> Self:
         """Hear events and spans of a dispatcher, the root by default, and of those below it.

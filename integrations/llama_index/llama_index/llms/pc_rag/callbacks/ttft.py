@@ -71,6 +71,7 @@ class TTFTEventHandler(CallEventHandler):
             read_clock=read_clock,
             is_patient=True,
             keeps_empty=False,
+            take_ended=self._streams.take_ended,
         )
 
     @classmethod
