@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from llama_index.core import MockEmbedding, VectorStoreIndex
+from llama_index.core import MockEmbedding, VectorStoreIndex, get_response_synthesizer
 from llama_index.core.base.llms.types import CompletionResponse, LLMMetadata
 from llama_index.core.instrumentation.span import active_span_id
 from llama_index.core.llms import CustomLLM
@@ -139,11 +139,10 @@ def engine_of(
     index = VectorStoreIndex(
         list(nodes), embed_model=MockEmbedding(embed_dim=4), callback_manager=callback_manager
     )
-    return RetrieverQueryEngine.from_args(
+    return RetrieverQueryEngine(
         index.as_retriever(similarity_top_k=len(nodes)),
-        llm=llm,
+        get_response_synthesizer(llm=llm, callback_manager=callback_manager, **settings),
         callback_manager=callback_manager,
-        **settings,
     )
 
 
