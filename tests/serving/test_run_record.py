@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -25,12 +26,16 @@ def _fates(record: RunRecord) -> list[DocumentOutcome]:
     return [each.outcome for each in record.freeze().documents]
 
 
-def test_document_is_partial_when_a_prompt_holds_a_part_of_it():
-    """A chunk that the caller split is no hit and no miss (pitfall 38)."""
+@pytest.mark.parametrize("is_head", [True, False])
+def test_document_is_partial_when_a_prompt_holds_a_part_of_it(is_head):
+    """A chunk that the caller split is no hit and no miss, and says why (pitfall 38)."""
+    head = replace(use_of(OSLO, hit_kind=HitKind.PARTIAL), miss_reason=MissReason.SPLIT)
+    tail = use_of(OSLO, MissReason.SPLIT)
     record = _record(FoundDocument(OSLO, "Oslo"))
-    record.add_call(CallOutcome.REPORTED, metrics_of(use_of(OSLO, hit_kind=HitKind.PARTIAL)))
+    record.add_call(CallOutcome.REPORTED, metrics_of(head if is_head else tail))
     report = record.freeze()
     assert [each.outcome for each in report.documents] == [DocumentOutcome.PARTIAL]
+    assert [each.miss_reason for each in report.documents] == [MissReason.SPLIT]
     assert (report.num_documents_hit, report.num_documents_partial) == (0, 1)
     assert "Oslo: partial" in report.describe()
     assert report.to_dict()["num_documents_partial"] == 1

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from llama_index.core import MockEmbedding, VectorStoreIndex, get_response_synthesizer
 from llama_index.core.base.llms.types import CompletionResponse, LLMMetadata
+from llama_index.core.bridge.pydantic import PrivateAttr
+from llama_index.core.instrumentation.event_handlers import BaseEventHandler
 from llama_index.core.instrumentation.span import active_span_id
 from llama_index.core.llms import CustomLLM
 from llama_index.core.llms.callbacks import llm_completion_callback
@@ -13,6 +15,7 @@ from llama_index.core.query_engine import RetrieverQueryEngine
 from llama_index.core.schema import TextNode
 from llama_index.llms.pc_rag.events import PromptCacheEvent
 from llama_index_instrumentation import get_dispatcher
+from llama_index_instrumentation.base import BaseEvent
 
 from tests.support.uses import TEXTS
 
@@ -146,11 +149,43 @@ def engine_of(
     )
 
 
+def answer_of(response: Any) -> str:
+    """The text of an answer, a stream read to its end."""
+    stream = getattr(response, "response_gen", None)
+    return str(response) if stream is None else "".join(stream)
+
+
 async def ask(engine: BaseQueryEngine, *, is_async: bool = False, question: str = "?") -> str:
     """Query an engine and read its answer, streamed or not."""
-    response = await engine.aquery(question) if is_async else engine.query(question)
-    if hasattr(response, "async_response_gen"):
-        return "".join([piece async for piece in response.async_response_gen()])
-    if hasattr(response, "response_gen") and response.response_gen is not None:
-        return "".join(response.response_gen)
-    return str(response)
+    if not is_async:
+        return answer_of(engine.query(question))
+    response = await engine.aquery(question)
+    if not hasattr(response, "async_response_gen"):
+        return str(response)
+    return "".join([piece async for piece in response.async_response_gen()])
+
+
+class EventList(BaseEventHandler):
+    """Every event that LlamaIndex sends while it is entered."""
+
+    _events: list[BaseEvent] = PrivateAttr(default_factory=list)
+
+    @classmethod
+    def class_name(cls) -> str:
+        return "EventList"
+
+    def handle(self, event: BaseEvent, **kwargs: Any) -> None:
+        self._events.append(event)
+
+    def __enter__(self) -> Self:
+        get_dispatcher().add_event_handler(self)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        root = get_dispatcher()
+        root.event_handlers = [each for each in root.event_handlers if each is not self]
+
+    def names(self, *prefixes: str) -> list[str]:
+        """Kinds of the events that start so, in order."""
+        names = [event.class_name() for event in self._events]
+        return [name for name in names if name.startswith(prefixes)]

@@ -87,7 +87,7 @@ class DocumentUse:
 
 def outcome_of(use: ModuleUse) -> DocumentOutcome:
     """What a prompt's use of a document as a module says about the document."""
-    if use.hit_kind is HitKind.PARTIAL:
+    if use.hit_kind is HitKind.PARTIAL or use.miss_reason is MissReason.SPLIT:
         return DocumentOutcome.PARTIAL
     return DocumentOutcome.HIT if use.is_hit else DocumentOutcome.MISS
 
