@@ -15,7 +15,6 @@ from llama_index.core.query_engine import RetrieverQueryEngine
 from llama_index.core.schema import TextNode
 from llama_index.llms.pc_rag.events import PromptCacheEvent
 from llama_index_instrumentation import get_dispatcher
-from llama_index_instrumentation.base import BaseEvent
 
 from tests.support.uses import TEXTS
 
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
     from llama_index.core.base.base_query_engine import BaseQueryEngine
     from llama_index.core.base.llms.types import CompletionResponseGen
     from llama_index.core.callbacks import CallbackManager
+    from llama_index_instrumentation.base import BaseEvent
 
     from pc_rag.metrics import RequestMetrics
 
@@ -40,6 +40,7 @@ class SpeakingLLM(CustomLLM):
         is_chat: Whether query engines chat with it.
         fails_at: The piece before which it raises.
         name: What it is called; ``unknown`` says nothing.
+        has_delta: Whether pieces carry what is new, and not only the text so far.
         own_raw: ``raw`` of its final response, beside the metrics.
         clock: Moved by a second before every piece.
     """
@@ -49,6 +50,7 @@ class SpeakingLLM(CustomLLM):
     is_chat: bool = False
     fails_at: int | None = None
     name: str = "speaker"
+    has_delta: bool = True
     own_raw: dict[str, Any] | None = None
     clock: Any = None
 
@@ -99,7 +101,7 @@ class SpeakingLLM(CustomLLM):
                 for index in range(len(self.pieces)):
                     piece = self._say(index)
                     so_far += piece
-                    yield CompletionResponse(text=so_far, delta=piece)
+                    yield CompletionResponse(text=so_far, delta=piece if self.has_delta else None)
             except GeneratorExit:
                 self._tell(span_id, "cancelled")
                 raise
@@ -166,16 +168,19 @@ async def ask(engine: BaseQueryEngine, *, is_async: bool = False, question: str 
 
 
 class EventList(BaseEventHandler):
-    """Every event that LlamaIndex sends while it is entered."""
+    """Kinds of the events that LlamaIndex sends while it is entered.
 
-    _events: list[BaseEvent] = PrivateAttr(default_factory=list)
+    Not the events: an exception holds the frames of its stream, which then is not closed.
+    """
+
+    _names: list[str] = PrivateAttr(default_factory=list)
 
     @classmethod
     def class_name(cls) -> str:
         return "EventList"
 
     def handle(self, event: BaseEvent, **kwargs: Any) -> None:
-        self._events.append(event)
+        self._names.append(event.class_name())
 
     def __enter__(self) -> Self:
         get_dispatcher().add_event_handler(self)
@@ -187,5 +192,4 @@ class EventList(BaseEventHandler):
 
     def names(self, *prefixes: str) -> list[str]:
         """Kinds of the events that start so, in order."""
-        names = [event.class_name() for event in self._events]
-        return [name for name in names if name.startswith(prefixes)]
+        return [name for name in self._names if name.startswith(prefixes)]

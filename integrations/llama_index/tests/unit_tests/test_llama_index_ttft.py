@@ -10,7 +10,6 @@ import pytest
 from llama_index.core.base.llms.types import (
     ChatMessage,
     ChatResponse,
-    CompletionResponse,
     ToolCallBlock,
 )
 from llama_index.core.llms import MockLLM
@@ -237,15 +236,7 @@ def test_limit_is_refused_when_below_one(limits):
 
 
 def test_text_is_a_token_when_a_model_sends_no_delta(handler, clock):
-    """Some models send the text so far and leave the delta out."""
-
-    class WithoutDelta(SpeakingLLM):
-        def stream_complete(self, prompt, formatted=False, **kwargs):
-            for response in super().stream_complete(prompt):
-                yield CompletionResponse(text=response.text)
-
-    from llama_index.llms.pc_rag.callbacks.responses import has_content
-
-    pieces = list(WithoutDelta(clock=clock).stream_complete("?"))
-    assert [has_content(piece) for piece in pieces] == [True] * 4
-    assert not has_content(CompletionResponse(text=""))
+    """Some models send the text so far, and leave the delta out."""
+    list(SpeakingLLM(clock=clock, has_delta=False).stream_complete("?"))
+    (call,) = handler.last_run.calls
+    assert (call.ttft_seconds, call.num_output_tokens) == (1.0, 3)
