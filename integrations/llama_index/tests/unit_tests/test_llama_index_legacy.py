@@ -141,6 +141,17 @@ def test_request_is_failed_once_when_the_model_raises(handler, manager, streamin
     assert handler.num_open_runs == 0
 
 
+def test_stream_belongs_to_its_query_when_it_is_read_in_another_trace(handler, manager):
+    """Whoever reads a stream, its call is the query's."""
+    engine = engine_of(SpeakingLLM(reported=METRICS), callback_manager=manager, streaming=True)
+    response = engine.query("?")
+    with manager.as_trace("reading"):
+        answer_of(response)
+    (run,) = handler.runs
+    assert run.run_id.startswith("query-")
+    assert (run.num_documents_hit, run.calls[CallOutcome.REPORTED]) == (1, 1)
+
+
 def test_model_is_its_own_run_when_it_is_called_alone(handler, manager):
     """A model with the manager needs no query around it."""
     SpeakingLLM(reported=METRICS, callback_manager=manager).complete("?")

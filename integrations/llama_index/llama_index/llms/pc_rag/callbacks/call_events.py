@@ -68,10 +68,8 @@ class CallEventHandler(SpanEventHandler):
 
     @override
     def enter_span(self, span_id: str, parent_id: str | None) -> None:
-        pulled = self._streams.pulled()
-        if pulled is not None and not self._followed.is_inside(parent_id, pulled):
-            parent_id = pulled
-        self._followed.start_run(span_id, parent_id)
+        followed = self._followed
+        followed.start_run(span_id, self._streams.parent_of(parent_id, followed.is_inside))
 
     @override
     def end_span(self, span_id: str, result: object = None) -> None:

@@ -87,7 +87,8 @@ class PromptCacheCallbackHandler(CacheHitRuns, BaseCallbackHandler):
     ) -> str:
         event_id = event_id or str(uuid4())
         is_outermost = parent_id in {"", BASE_TRACE_EVENT}
-        parent = (self._trace.get() or self._streams.pulled()) if is_outermost else parent_id
+        stated = (self._trace.get() or None) if is_outermost else parent_id
+        parent = self._streams.parent_of(stated, self.is_inside)
         if event_type is CBEventType.LLM:
             self.start_call(event_id, parent, [_asked(payload or {})])
         else:

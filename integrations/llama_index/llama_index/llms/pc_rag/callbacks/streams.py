@@ -7,9 +7,12 @@ import threading
 import weakref
 from dataclasses import dataclass, field
 from types import AsyncGeneratorType, FrameType, GeneratorType
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from llama_index.core.base.response.schema import AsyncStreamingResponse, StreamingResponse
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 _Generator: TypeAlias = "GeneratorType[Any, Any, Any] | AsyncGeneratorType[Any, Any]"
 
@@ -86,6 +89,18 @@ class OpenStreams:
                     return stream.run_ids[0]
                 frame = frame.f_back
             return None
+
+    def parent_of(
+        self, parent_id: str | None, is_inside: Callable[[str | None, str], bool]
+    ) -> str | None:
+        """What a run that starts now stands in.
+
+        Args:
+            parent_id: Its parent as LlamaIndex says, which may be the consumer's.
+            is_inside: Whether a run is another, or stands inside it.
+        """
+        pulled = self.pulled()
+        return parent_id if pulled is None or is_inside(parent_id, pulled) else pulled
 
     def take_ended(self) -> list[str]:
         """Runs whose streams were read to their end, failed, were closed or thrown away; once."""
