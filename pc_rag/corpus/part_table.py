@@ -39,7 +39,7 @@ _STEPS: Final = (MIN_PART_CHARS, 96, 128, 192, MAX_LEAST_CHARS)
 _STEP_ARRAY: Final = np.array(_STEPS, dtype=np.int64)
 _FILTER_BITS_PER_TEXT = 12
 _BATCH_TEXTS = 512
-_FIRST_BLOCK = 128
+_FIRST_BLOCK = 16
 """Places looked up at once at first: what one takes up spares those behind it."""
 
 

@@ -82,8 +82,9 @@ class Recognizer:
     Between whole texts, parts of texts are found: first heads, from left to right, then tails in
     what is left, from right to left; at each place the longest. Parts may cut words. One counts if
     it is at least half of its text, rounded up to 64, 96, 128, 192 or 256 characters, of which 256
-    are always enough; so what many texts share, as a metadata header, is none. Where several texts
-    have the same part it is said to be of any of them. The middle of a text is not found.
+    are always enough; so what many texts share, as a metadata header, is none. White space in front
+    of a tail is none of it. Where several texts have the same part it is said to be of any of them.
+    The middle of a text is not found.
 
     Memory: the texts, which are referred to and not copied, and about 650 bytes each. Time of
     ``find``: linear in the prompt, times the logarithms of the longest text and of the number of
@@ -164,8 +165,11 @@ class Recognizer:
             gaps = _gaps(recognized, len(prompt))
             for each in find_parts(prompt, hashes, outer, gaps, searches):
                 chunk_ids = self._ids.get(each.text)
-                if chunk_ids:  # it may have gone since it was looked up
-                    recognized.append(Recognized(chunk_ids[0], each.start, each.end, part))
+                start = each.start
+                if part is ChunkPart.TAIL:  # a space in front is rather of what stands before
+                    start = each.end - len(prompt[start : each.end].lstrip())
+                if chunk_ids and start < each.end:  # a text may have gone since it was looked up
+                    recognized.append(Recognized(chunk_ids[0], start, each.end, part))
             recognized.sort(key=lambda each: each.start)
         return tuple(recognized)
 

@@ -205,8 +205,9 @@ class RequestPlan:
 
 
 def _as_fresh(part: Part) -> Fresh:
-    is_own_text = not isinstance(part, Cached) and part.kind in (FreshKind.TEXT, FreshKind.PART)
-    kind = part.kind if is_own_text else FreshKind.UNCACHED
+    kind = FreshKind.UNCACHED
+    if not isinstance(part, Cached) and part.kind in (FreshKind.TEXT, FreshKind.PART):
+        kind = part.kind
     return Fresh(token_ids=part.token_ids, span=part.span, kind=kind, label=part.label)
 
 
@@ -219,7 +220,8 @@ def _goes_on(before: Part, part: Part, *, is_last: bool) -> bool:
         return False
     if isinstance(part, Cached):
         return not isinstance(before, Cached) and part.rows.start > 0
-    return isinstance(before, Cached) and is_last and part.kind is not FreshKind.PART
+    is_stored = isinstance(before, Cached) or before.kind is FreshKind.REPAIR
+    return is_stored and is_last and part.kind is FreshKind.REPAIR
 
 
 def split_cached(part: Cached, num_leading: int) -> tuple[Cached | None, Cached | None]:

@@ -71,7 +71,13 @@ def find_naively(texts, prompt, wholes):
     size = len(prompt)
     mirrored = [Recognized("", size - each.end, size - each.start) for each in reversed(taken)]
     backwards = heads_naively([text[::-1] for text in texts], prompt[::-1], mirrored)
-    tails = [Recognized("", size - end, size - start, TAIL) for start, end in backwards]
+    tails = [
+        Recognized(
+            "", size - start - len(prompt[size - end : size - start].lstrip()), size - start, TAIL
+        )
+        for start, end in backwards
+        if prompt[size - end : size - start].strip()
+    ]
     found = sorted((*taken, *tails), key=lambda each: each.start)
     return [(each.start, each.end, each.part) for each in found]
 
@@ -79,7 +85,7 @@ def find_naively(texts, prompt, wholes):
 @st.composite
 def corpora_and_prompts(draw):
     """Texts that share heads, tails and middles, and prompts of pieces of them."""
-    alphabet = draw(st.sampled_from(["a", "ab", "ab 語🙂"]))
+    alphabet = draw(st.sampled_from(["a", "ab", "a ", "ab 語🙂"]))
     run = st.builds(
         lambda character, size: character * size, st.sampled_from(alphabet), st.integers(1, 150)
     )
@@ -148,7 +154,7 @@ def test_part_counts_from_its_least_length_on(num_chars):
         head, tail = chunk[:size], chunk[-size:]
         is_long = size == least
         assert shown(recognizer, f"x {head}") == [(HEAD, head)] * is_long
-        assert shown(recognizer, f"{tail}- x") == [(TAIL, tail)] * is_long
+        assert shown(recognizer, f"{tail}- x") == [(TAIL, tail.lstrip())] * is_long
 
 
 def test_chunk_has_no_parts_when_it_is_short():
@@ -183,6 +189,13 @@ def test_longest_head_is_of_the_chunk_that_goes_on_alike():
     backwards = recognizer_of(*(chunk[::-1] for chunk in chunks))
     (found,) = backwards.find(f"x|{chunks[500][:350][::-1]}|x")
     assert (found.chunk_id, found.end - found.start) == (chunks[500][::-1], 350)
+
+
+@pytest.mark.parametrize("space", ["", " ", "\n", "\n\n"])
+def test_space_in_front_of_a_tail_is_no_part_of_it(space):
+    """It ends what stands before, a header of the prompt, which is the same in every prompt."""
+    chunk = f"{CHUNK}{space}{OTHER}"
+    assert shown(recognizer_of(chunk), f"Context:{space}{OTHER}|") == [(TAIL, OTHER)]
 
 
 def test_removed_chunk_is_found_in_no_part():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from pc_rag.types import TokenIds
 
 FILE_NAME = "catalog.sqlite"
+_ID_SETTING = "catalog_id"
 
 
 class Catalog:
@@ -134,11 +136,15 @@ class Catalog:
             found = document_records(connection, "id = ?", [document_id])
         return found[0] if found else None
 
-    def documents(self, *, source: str | None = None) -> tuple[DocumentRecord, ...]:
-        """All live documents, or those of one source, by id."""
-        where = "1" if source is None else "source = ?"
+    def documents(
+        self, *, source: str | None = None, id_beginning: str = ""
+    ) -> tuple[DocumentRecord, ...]:
+        """All live documents, or those of one source, whose ids begin like this, by id."""
+        where, values = "substr(id, 1, length(?1)) = ?1", [id_beginning]
+        if source is not None:
+            where, values = f"{where} AND source = ?2", [*values, source]
         with self._database.read() as connection:
-            return document_records(connection, where, [] if source is None else [source])
+            return document_records(connection, where, values)
 
     def owners(
         self, chunk_id: ChunkId, *, where: Mapping[str, str] | None = None
@@ -266,6 +272,18 @@ class Catalog:
             )
             return deleted.rowcount if unowned.chunk_ids else 0
 
+    def id(self) -> str:
+        """Names this catalog: another one was made anew, whatever its number of changes."""
+        found = self.setting(_ID_SETTING)
+        if found is None:
+            with self._database.write() as connection:
+                connection.execute(
+                    "INSERT OR IGNORE INTO settings VALUES (?, ?)",
+                    (_ID_SETTING, secrets.token_hex(16)),
+                )
+            found = self.setting(_ID_SETTING)
+        return found or ""
+
     def generation(self) -> int:
         """How many changes of documents there were, by any process: equal means still current."""
         with self._database.read() as connection:
@@ -280,10 +298,31 @@ class Catalog:
             ).fetchone()
         return str(row[0]) if row else None
 
+    def settings(self, beginning: str) -> Mapping[str, str]:
+        """Every setting whose name begins like this."""
+        with self._database.read() as connection:
+            rows = connection.execute(
+                "SELECT name, value FROM settings WHERE substr(name, 1, length(?1)) = ?1 "
+                "ORDER BY name",
+                (beginning,),
+            ).fetchall()
+        return {str(name): str(value) for name, value in rows}
+
     def put_setting(self, name: str, value: str) -> None:
         """Store a value with the corpus, for example the slot length it was created with."""
+        self.put_settings({name: value})
+
+    def put_settings(self, values: Mapping[str, str]) -> None:
+        """Store several values in one step."""
         with self._database.write() as connection:
-            connection.execute("INSERT OR REPLACE INTO settings VALUES (?, ?)", (name, value))
+            connection.executemany("INSERT OR REPLACE INTO settings VALUES (?, ?)", values.items())
+
+    def delete_unchanged(self, values: Mapping[str, str]) -> None:
+        """Delete settings that still have these values; one that changed meanwhile stays."""
+        with self._database.write() as connection:
+            connection.executemany(
+                "DELETE FROM settings WHERE name = ? AND value = ?", values.items()
+            )
 
     def delete_settings(self, beginning: str) -> None:
         """Delete every setting whose name begins like this."""

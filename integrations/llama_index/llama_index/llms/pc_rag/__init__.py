@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         TTFTEventHandler,
     )
     from llama_index.llms.pc_rag.embeddings import PcRagEmbedding
+    from llama_index.llms.pc_rag.encoder import PromptCacheEncoder
     from llama_index.llms.pc_rag.events import PromptCacheEvent
 
 __all__ = [
@@ -31,6 +32,7 @@ __all__ = [
     "PcRagEmbedding",
     "PcRagLLM",
     "PromptCacheCallbackHandler",
+    "PromptCacheEncoder",
     "PromptCacheEvent",
     "RunReport",
     "RunTimes",
@@ -45,6 +47,7 @@ _HOMES = {
     "PcRagEmbedding": "llama_index.llms.pc_rag.embeddings",
     "PcRagLLM": "llama_index.llms.pc_rag.base",
     "PromptCacheCallbackHandler": "llama_index.llms.pc_rag.callbacks",
+    "PromptCacheEncoder": "llama_index.llms.pc_rag.encoder",
     "PromptCacheEvent": "llama_index.llms.pc_rag.events",
     "RunReport": "llama_index.llms.pc_rag.callbacks",
     "RunTimes": "llama_index.llms.pc_rag.callbacks",
