@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import tempfile
 from contextlib import ExitStack
+from threading import Lock
 from typing import TYPE_CHECKING, Self
 
 from pc_rag.corpus.catalog import Catalog
 from pc_rag.corpus.chunking import Chunker
 from pc_rag.corpus.documents import as_documents
-from pc_rag.corpus.embedding import as_embedder, default_embedder
+from pc_rag.corpus.embedding import lazy_embedder
 from pc_rag.corpus.garbage import collect_garbage
 from pc_rag.corpus.ingest import Ingest
 from pc_rag.corpus.lookup import ChunkLookup
+from pc_rag.corpus.merging import beside_known
 from pc_rag.corpus.prefix_set import PrefixSet
 from pc_rag.corpus.prompt_format import PromptFormat
 from pc_rag.corpus.prompts import CorpusPrompts
 from pc_rag.corpus.reports import Answer, AnswerStream, CorpusStats
+from pc_rag.corpus.revision import check_slots, corpus_revision
 from pc_rag.corpus.warming import Warmer
-from pc_rag.errors import ConfigError
 from pc_rag.metrics import Phase
 
 if TYPE_CHECKING:
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import TracebackType
 
+    from pc_rag.corpus.catalog.records import DocumentRecord
     from pc_rag.corpus.documents import Document
     from pc_rag.corpus.embedding import Embedder, EmbedFunction
     from pc_rag.corpus.ingest import OnProgress
@@ -35,8 +38,6 @@ if TYPE_CHECKING:
     from pc_rag.engine import Completion, CompletionStream, PromptCache, Request
     from pc_rag.model.conversation import TextPrompt
     from pc_rag.model.sampling import GenerationConfig
-
-_SLOT_SETTING = "slot_tokens"
 
 
 class Corpus:
@@ -74,11 +75,8 @@ class Corpus:
     ) -> None:
         self.engine = engine
         self.prompt_format = prompt_format or PromptFormat()
-        if embedding is not None and not has_retrieval:
-            raise ConfigError(
-                "embedding is given, and has_retrieval=False embeds nothing; leave out one of them"
-            )
-        embedder = None if embedding is None else as_embedder(embedding)
+        self._ensuring = Lock()
+        embedder = lazy_embedder(embedding, has_retrieval=has_retrieval)
         tokenizer = engine.loaded.tokenizer
         chunker = Chunker(
             lambda text: len(tokenizer.encode_text(text)),
@@ -89,11 +87,8 @@ class Corpus:
                 folder = opened.enter_context(tempfile.TemporaryDirectory(prefix="pc-rag-"))
             self._catalog = Catalog(folder, tokenizer_id=tokenizer.digest)
             opened.enter_context(self._catalog)
-            self._check_slots()
-            self._lookup = ChunkLookup(
-                self._catalog,
-                (lambda: embedder or default_embedder()) if has_retrieval else None,
-            )
+            check_slots(self._catalog, engine.config.slot_tokens)
+            self._lookup = ChunkLookup(self._catalog, embedder)
             self._open_parts(chunker, opened)
             self._opened = opened.pop_all()
 
@@ -174,6 +169,39 @@ class Corpus:
             on_published=self._lookup.published,
             pinned=pinned,
         )
+
+    def ensure(self, documents: Iterable[Document]) -> IngestReport:
+        """Make sure that chunks are there with their entries, and drop nothing.
+
+        Repairs what was deleted or evicted, and takes parts of documents: chunks that a known
+        document lacks come behind those it has. Calls take turns.
+
+        Args:
+            documents: Made with ``Document.of_chunks``, each id once.
+
+        Raises:
+            IngestError: A document has no chunks of its own; and all that ``add`` raises.
+        """
+        with self._ensuring:
+            merged = [beside_known(document, self._catalog) for document in documents]
+            return self.add(merged)
+
+    def documents(self, *, id_beginning: str = "") -> tuple[DocumentRecord, ...]:
+        """The documents whose ids begin like this, by id."""
+        return self._catalog.documents(id_beginning=id_beginning)
+
+    def chunk_texts(self, document_id: str) -> tuple[str, ...]:
+        """The texts of a document's chunks, in its order; none where there is no such document."""
+        return tuple(chunk.text for chunk in self._catalog.chunks_of(document_id))
+
+    @property
+    def revision(self) -> str:
+        """Names what the corpus holds now; equal while nothing of it changed.
+
+        Another one once a document came, changed or went, the catalog or the store was deleted and
+        made anew, or model, dtype, tenant or prefixes are others. Evictions do not change it.
+        """
+        return corpus_revision(self.engine, self._catalog, self._prefixes.encoded)
 
     def remove(self, document_id: str) -> bool:
         """Remove a document; its chunks are no longer found. ``gc`` reclaims their bytes."""
@@ -382,15 +410,3 @@ class Corpus:
         traceback: TracebackType | None,
     ) -> None:
         self.close()
-
-    def _check_slots(self) -> None:
-        """The slot length belongs to the corpus: chunks longer than another would not fit."""
-        wanted = str(self.engine.config.slot_tokens)
-        stored = self._catalog.setting(_SLOT_SETTING)
-        if stored is None:
-            self._catalog.put_setting(_SLOT_SETTING, wanted)
-        elif stored != wanted:
-            raise ConfigError(
-                f"the corpus was created with slot_tokens={stored}; this engine is configured "
-                f"with slot_tokens={wanted}. Use slot_tokens={stored}, or another folder"
-            )
