@@ -12,17 +12,26 @@ if TYPE_CHECKING:
     from llama_index.llms.pc_rag.base import PcRagLLM
     from llama_index.llms.pc_rag.embeddings import PcRagEmbedding
     from llama_index.llms.pc_rag.events import PromptCacheEvent
+    from llama_index.llms.pc_rag.prefetch import PromptCachePrefetch
+    from llama_index.llms.pc_rag.query_engine import PromptCacheQueryEngine
+    from llama_index.llms.pc_rag.synthesizer import PromptCacheSynthesizer
 
 __all__ = [
     "PcRagEmbedding",
     "PcRagLLM",
     "PromptCacheEvent",
+    "PromptCachePrefetch",
+    "PromptCacheQueryEngine",
+    "PromptCacheSynthesizer",
 ]
 
 _HOMES = {
     "PcRagEmbedding": "llama_index.llms.pc_rag.embeddings",
     "PcRagLLM": "llama_index.llms.pc_rag.base",
     "PromptCacheEvent": "llama_index.llms.pc_rag.events",
+    "PromptCachePrefetch": "llama_index.llms.pc_rag.prefetch",
+    "PromptCacheQueryEngine": "llama_index.llms.pc_rag.query_engine",
+    "PromptCacheSynthesizer": "llama_index.llms.pc_rag.synthesizer",
 }
 
 

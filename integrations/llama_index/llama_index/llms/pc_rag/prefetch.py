@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Self
 
 from llama_index.core.postprocessor.types import BaseNodePostprocessor
 from llama_index.llms.pc_rag.base import PcRagLLM
+from llama_index.llms.pc_rag.nodes import chunk_text, encode_nodes
 from pydantic import Field, model_validator
 
 from pc_rag.corpus import Corpus
@@ -47,7 +48,13 @@ class PromptCachePrefetch(BaseNodePostprocessor):
         return "PromptCachePrefetch"
 
     def _postprocess_nodes(
-        self, nodes: list[NodeWithScore], query_bundle: QueryBundle | None = None
+        self,
+        nodes: list[NodeWithScore],
+        query_bundle: QueryBundle | None = None,  # noqa: ARG002 - LlamaIndex's
     ) -> list[NodeWithScore]:
-        ...
+        corpus = self.corpus if self.llm is None else self.llm.open_corpus()
+        if corpus is not None:
+            if self.encode_missing:
+                encode_nodes(corpus, [each.node for each in nodes])
+            corpus.warm([chunk_text(each.node) for each in nodes])
         return nodes

@@ -68,9 +68,7 @@ class PromptRoom:
         return max(self.num_tokens(text), config.slot_tokens or 0)
 
 
-def _num_prompt_tokens(
-    llm: PcRagLLM, prompt: BasePromptTemplate, arguments: dict[str, Any]
-) -> int:
+def _num_prompt_tokens(llm: PcRagLLM, prompt: BasePromptTemplate, arguments: dict[str, Any]) -> int:
     """Tokens that a prompt has when it reaches the model, chat template included."""
     if not llm.metadata.is_chat_model:
         text = llm._get_prompt(prompt, **arguments)  # noqa: SLF001 - as `predict` renders it

@@ -79,7 +79,7 @@ class PromptCacheSynthesizer(Refine):
         streaming: bool = False,
         output_cls: type[BaseModel] | None = None,
         structured_answer_filtering: bool = False,
-        program_factory: Callable[[BasePromptTemplate], BasePydanticProgram] | None = None,
+        program_factory: Callable[[BasePromptTemplate], BasePydanticProgram[Any]] | None = None,
         callback_manager: CallbackManager | None = None,
         prompt_helper: PromptHelper | None = None,
     ) -> None:
@@ -137,7 +137,7 @@ class PromptCacheSynthesizer(Refine):
             **response_kwargs: Further variables of the templates.
         """
         dispatcher.event(GetResponseStartEvent(query_str=query_str, text_chunks=list(text_chunks)))
-        answer = prev_response
+        answer: Any = prev_response
         if isinstance(answer, Generator):
             answer = get_response_text(answer)
         pages = self._pages(query_str, text_chunks, node_ids, response_kwargs)
@@ -160,7 +160,7 @@ class PromptCacheSynthesizer(Refine):
     ) -> RESPONSE_TEXT_TYPE:
         """As ``get_response``; waits for the model without holding the event loop."""
         dispatcher.event(GetResponseStartEvent(query_str=query_str, text_chunks=list(text_chunks)))
-        answer = prev_response
+        answer: Any = prev_response
         if isinstance(answer, AsyncGenerator):
             answer = await aget_response_text(answer)
         pages = await asyncio.to_thread(
@@ -265,7 +265,7 @@ class _Pages:
         """Whether chunks are left."""
         return bool(self._waiting)
 
-    def next(self, answer: str | None) -> _Page | None:
+    def next(self, answer: object) -> _Page | None:
         """The next prompt; ``None`` behind the last.
 
         Raises:
