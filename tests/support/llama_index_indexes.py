@@ -1,4 +1,4 @@
-"""Embeddings, nodes and indexes of LlamaIndex for tests, and what its queries found in the cache."""
+"""LlamaIndex's embeddings, nodes and indexes for tests, and what its queries found."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from llama_index.core.schema import BaseNode, QueryBundle
 
+    from pc_rag.corpus import Corpus
     from pc_rag.metrics import ModuleUse, RequestMetrics
 
 QUESTION = "Where did the cat sit?"
@@ -78,6 +79,20 @@ class _Events(BaseEventHandler):
 
     def handle(self, event: Any, **_: Any) -> None:
         self.kept.append(event)
+
+
+@contextmanager
+def failing(corpus: Corpus, error: Exception) -> Iterator[None]:
+    """The corpus's model raises an error in every forward pass."""
+
+    def fail(*_: Any) -> None:
+        raise error
+
+    handle = corpus.engine.loaded.model.register_forward_hook(fail)
+    try:
+        yield
+    finally:
+        handle.remove()
 
 
 @contextmanager
