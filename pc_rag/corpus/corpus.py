@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import tempfile
 from contextlib import ExitStack
-from threading import Lock
 from typing import TYPE_CHECKING, Self
 
 from pc_rag.corpus.catalog import Catalog
@@ -14,12 +13,12 @@ from pc_rag.corpus.embedding import lazy_embedder
 from pc_rag.corpus.garbage import collect_garbage
 from pc_rag.corpus.ingest import Ingest
 from pc_rag.corpus.lookup import ChunkLookup
-from pc_rag.corpus.merging import beside_known
 from pc_rag.corpus.prefix_set import PrefixSet
 from pc_rag.corpus.prompt_format import PromptFormat
 from pc_rag.corpus.prompts import CorpusPrompts
 from pc_rag.corpus.reports import Answer, AnswerStream, CorpusStats
-from pc_rag.corpus.revision import check_slots, corpus_revision
+from pc_rag.corpus.slots import check_slots
+from pc_rag.corpus.upkeep import Upkeep
 from pc_rag.corpus.warming import Warmer
 from pc_rag.metrics import Phase
 
@@ -57,6 +56,9 @@ class Corpus:
             store: nothing is embedded, and ``search``, ``answer`` and ``stream`` are refused.
             Chunks in prompts are recognised as always.
 
+    Attributes:
+        upkeep: Keeps the corpus in step with an owner of its documents, such as a framework.
+
     Raises:
         ConfigError: The folder was made with another slot length, ``embedding`` does not say which
             model it is or is given without retrieval, or ``chunk_tokens`` is not positive.
@@ -75,7 +77,6 @@ class Corpus:
     ) -> None:
         self.engine = engine
         self.prompt_format = prompt_format or PromptFormat()
-        self._ensuring = Lock()
         embedder = lazy_embedder(embedding, has_retrieval=has_retrieval)
         tokenizer = engine.loaded.tokenizer
         chunker = Chunker(
@@ -114,6 +115,12 @@ class Corpus:
         opened.callback(self._prefixes.close)
         self._warmer = Warmer(engine, self._lookup, self._ingest.entries, self._prefixes)
         opened.callback(self._warmer.close)
+        self.upkeep = Upkeep(
+            engine,
+            self._catalog,
+            lambda: self._prefixes.encoded,
+            self.add,
+        )
 
     @property
     def prefix(self) -> str:
@@ -170,38 +177,9 @@ class Corpus:
             pinned=pinned,
         )
 
-    def ensure(self, documents: Iterable[Document]) -> IngestReport:
-        """Make sure that chunks are there with their entries, and drop nothing.
-
-        Repairs what was deleted or evicted, and takes parts of documents: chunks that a known
-        document lacks come behind those it has. Calls take turns.
-
-        Args:
-            documents: Made with ``Document.of_chunks``, each id once.
-
-        Raises:
-            IngestError: A document has no chunks of its own; and all that ``add`` raises.
-        """
-        with self._ensuring:
-            merged = [beside_known(document, self._catalog) for document in documents]
-            return self.add(merged)
-
     def documents(self, *, id_beginning: str = "") -> tuple[DocumentRecord, ...]:
         """The documents whose ids begin like this, by id."""
         return self._catalog.documents(id_beginning=id_beginning)
-
-    def chunk_texts(self, document_id: str) -> tuple[str, ...]:
-        """The texts of a document's chunks, in its order; none where there is no such document."""
-        return tuple(chunk.text for chunk in self._catalog.chunks_of(document_id))
-
-    @property
-    def revision(self) -> str:
-        """Names what the corpus holds now; equal while nothing of it changed.
-
-        Another one once a document came, changed or went, the catalog or the store was deleted and
-        made anew, or model, dtype, tenant or prefixes are others. Evictions do not change it.
-        """
-        return corpus_revision(self.engine, self._catalog, self._prefixes.encoded)
 
     def remove(self, document_id: str) -> bool:
         """Remove a document; its chunks are no longer found. ``gc`` reclaims their bytes."""

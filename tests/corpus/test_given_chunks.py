@@ -51,7 +51,7 @@ def test_every_text_is_one_chunk_when_a_document_was_split_elsewhere(corpus):
     assert [chunk.text for chunk in prepared.chunks] == [LONG, "ok", CAT, "ok"]
     assert prepared.document.text == f"{LONG}\n\nok\n\n{CAT}\n\nok"
     assert corpus.add([prepared]).num_encoded == 3
-    assert corpus.chunk_texts("d") == (LONG, "ok", CAT, "ok")
+    assert corpus.upkeep.chunk_texts("d") == (LONG, "ok", CAT, "ok")
     assert served(corpus, CAT, LONG) == [chunk_id_of(CAT), chunk_id_of(LONG)]
 
 
@@ -64,7 +64,7 @@ def test_nothing_is_encoded_when_given_chunks_come_again(corpus):
     assert (edited.num_metadata_only, edited.num_encoded) == (1, 0)
     (record,) = corpus.documents()
     assert (record.source, record.metadata) == ("s", {"page": "2"})
-    assert corpus.chunk_texts("d") == (CAT, LONG)
+    assert corpus.upkeep.chunk_texts("d") == (CAT, LONG)
 
 
 def test_only_new_chunks_are_encoded_when_a_given_document_changes(corpus):
@@ -72,11 +72,11 @@ def test_only_new_chunks_are_encoded_when_a_given_document_changes(corpus):
     corpus.add([given(CAT, DOG)])
     changed = corpus.add([given(FISH, CAT)])
     assert (changed.num_updated, changed.num_encoded) == (1, 1)
-    assert corpus.chunk_texts("d") == (FISH, CAT)
+    assert corpus.upkeep.chunk_texts("d") == (FISH, CAT)
     assert served(corpus, DOG, CAT) == [chunk_id_of(CAT)]
     turned = corpus.add([given(CAT, FISH)])
     assert (turned.num_updated, turned.num_encoded) == (1, 0)
-    assert corpus.chunk_texts("d") == (CAT, FISH)
+    assert corpus.upkeep.chunk_texts("d") == (CAT, FISH)
 
 
 def test_documents_differ_when_only_the_borders_of_their_chunks_do(corpus):
@@ -86,7 +86,7 @@ def test_documents_differ_when_only_the_borders_of_their_chunks_do(corpus):
     assert len({document_id(replace(each, id=None)) for each in (one, two, plain)}) == 3
     for document, chunks in ((one, ("a b", "c d")), (two, ("a b\n\nc d",)), (plain, (plain.text,))):
         assert corpus.add([document]).num_updated + (document is one) == 1
-        assert corpus.chunk_texts("d") == chunks
+        assert corpus.upkeep.chunk_texts("d") == chunks
         assert corpus.add([document]).num_unchanged == 1
 
 
@@ -94,7 +94,7 @@ def test_given_document_can_be_empty_when_all_its_texts_are_blank(corpus):
     """It is known, and has no chunk; a former version of it is gone."""
     corpus.add([given(CAT)])
     assert corpus.add([given(" ", "\n")]).num_updated == 1
-    assert corpus.chunk_texts("d") == ()
+    assert corpus.upkeep.chunk_texts("d") == ()
     assert [record.id for record in corpus.documents()] == ["d"]
     assert served(corpus, CAT) == []
 
@@ -145,7 +145,7 @@ def test_old_version_answers_when_encoding_a_given_document_fails(corpus, monkey
         patch.setattr(corpus.engine.source, "encode", fail)
         with pytest.raises(StoreIOError):
             corpus.add([given(CAT, FISH)])
-    assert corpus.chunk_texts("d") == (CAT, DOG)
+    assert corpus.upkeep.chunk_texts("d") == (CAT, DOG)
     assert served(corpus, DOG, CAT, FISH) == [chunk_id_of(DOG), chunk_id_of(CAT)]
 
 
@@ -155,20 +155,20 @@ def test_documents_are_listed_when_their_ids_begin_alike(corpus):
     corpus.remove("a%/2")
     assert [record.id for record in corpus.documents()] == ["a%/1", "ab/3"]
     assert [record.id for record in corpus.documents(id_beginning="a%")] == ["a%/1"]
-    assert corpus.chunk_texts("a%/2") == ()
+    assert corpus.upkeep.chunk_texts("a%/2") == ()
 
 
 def test_unknown_chunks_come_behind_known_ones_when_they_are_ensured(corpus):
     """Nothing is dropped, and source and metadata stay; a whole document has its own order."""
     corpus.add([given(CAT, DOG, source="s", metadata={"k": "v"})])
-    report = corpus.ensure([given(FISH, DOG), given("ok", id="new")])
+    report = corpus.upkeep.ensure([given(FISH, DOG), given("ok", id="new")])
     assert (report.num_encoded, report.num_updated, report.num_added) == (2, 1, 1)
-    assert corpus.chunk_texts("d") == (CAT, DOG, FISH)
-    assert corpus.chunk_texts("new") == ("ok",)
+    assert corpus.upkeep.chunk_texts("d") == (CAT, DOG, FISH)
+    assert corpus.upkeep.chunk_texts("new") == ("ok",)
     assert corpus.documents(id_beginning="d")[0].metadata == {"k": "v"}
-    corpus.ensure([given(FISH, DOG, CAT)])
-    assert corpus.chunk_texts("d") == (FISH, DOG, CAT)
-    again = corpus.ensure([given(DOG)])
+    corpus.upkeep.ensure([given(FISH, DOG, CAT)])
+    assert corpus.upkeep.chunk_texts("d") == (FISH, DOG, CAT)
+    again = corpus.upkeep.ensure([given(DOG)])
     assert (again.num_encoded, again.num_unchanged) == (0, 1)
 
 
@@ -177,8 +177,8 @@ def test_missing_entries_are_encoded_when_they_are_ensured(corpus):
     corpus.add([given(CAT, DOG)])
     for key in entries_of(corpus, CAT, DOG):
         corpus.engine.store.remove(key)
-    assert corpus.ensure([given(DOG)]).num_encoded == 2
-    assert corpus.ensure([given(CAT, DOG)]).num_encoded == 0
+    assert corpus.upkeep.ensure([given(DOG)]).num_encoded == 2
+    assert corpus.upkeep.ensure([given(CAT, DOG)]).num_encoded == 0
     uses = chunk_uses(corpus.generate(f"{CAT} {DOG}", SHORT))
     assert [use.is_hit for use in uses] == [True, True]
 
@@ -186,7 +186,7 @@ def test_missing_entries_are_encoded_when_they_are_ensured(corpus):
 def test_document_is_refused_when_it_is_ensured_without_chunks(corpus):
     """Which part of it is missing could not be said."""
     with pytest.raises(IngestError, match="of_chunks"):
-        corpus.ensure([Document(CAT, id="d")])
+        corpus.upkeep.ensure([Document(CAT, id="d")])
 
 
 def test_entries_are_stored_again_when_the_folder_was_deleted_under_the_corpus(tmp_path):
@@ -202,7 +202,7 @@ def test_entries_are_stored_again_when_the_folder_was_deleted_under_the_corpus(t
 
 def test_revision_changes_when_documents_do(corpus):
     """At every change, also one that takes another back; not for what was there."""
-    found = [corpus.revision]
+    found = [corpus.upkeep.revision]
     for change in (
         lambda: corpus.add([given(CAT)]),
         lambda: corpus.add([given(CAT, DOG)]),
@@ -211,11 +211,11 @@ def test_revision_changes_when_documents_do(corpus):
         lambda: corpus.add([given(CAT)]),
     ):
         change()
-        found.append(corpus.revision)
+        found.append(corpus.upkeep.revision)
     assert len(set(found)) == len(found)
     corpus.add([given(CAT)])
     corpus.generate(CAT, SHORT)
-    assert corpus.revision == found[-1]
+    assert corpus.upkeep.revision == found[-1]
 
 
 def test_revision_changes_when_folders_or_the_model_are_others(tmp_path):
@@ -223,7 +223,7 @@ def test_revision_changes_when_folders_or_the_model_are_others(tmp_path):
 
     def revision(**options):
         with opened(tmp_path, has_retrieval=False, **options) as corpus:
-            return corpus.revision
+            return corpus.upkeep.revision
 
     first = revision()
     assert revision() == first
@@ -254,6 +254,6 @@ def test_revision_is_the_same_when_two_corpora_share_folder_and_store(tmp_path):
         one = Corpus(engine, tmp_path, has_retrieval=False)
         two = Corpus(engine, tmp_path, has_retrieval=False)
         one.add([given(CAT)])
-        assert one.revision == two.revision
+        assert one.upkeep.revision == two.upkeep.revision
         one.close()
         two.close()

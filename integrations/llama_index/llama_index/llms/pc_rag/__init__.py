@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from llama_index.llms.pc_rag.base import PcRagLLM
     from llama_index.llms.pc_rag.embeddings import PcRagEmbedding
+    from llama_index.llms.pc_rag.encoder import PromptCacheEncoder
     from llama_index.llms.pc_rag.events import PromptCacheEvent
     from llama_index.llms.pc_rag.prefetch import PromptCachePrefetch
     from llama_index.llms.pc_rag.query_engine import PromptCacheQueryEngine
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 __all__ = [
     "PcRagEmbedding",
     "PcRagLLM",
+    "PromptCacheEncoder",
     "PromptCacheEvent",
     "PromptCachePrefetch",
     "PromptCacheQueryEngine",
@@ -28,6 +30,7 @@ __all__ = [
 _HOMES = {
     "PcRagEmbedding": "llama_index.llms.pc_rag.embeddings",
     "PcRagLLM": "llama_index.llms.pc_rag.base",
+    "PromptCacheEncoder": "llama_index.llms.pc_rag.encoder",
     "PromptCacheEvent": "llama_index.llms.pc_rag.events",
     "PromptCachePrefetch": "llama_index.llms.pc_rag.prefetch",
     "PromptCacheQueryEngine": "llama_index.llms.pc_rag.query_engine",
