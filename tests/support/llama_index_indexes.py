@@ -9,14 +9,12 @@ from llama_index.core import VectorStoreIndex
 from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.base.response.schema import AsyncStreamingResponse, StreamingResponse
 from llama_index.core.embeddings import BaseEmbedding
-from llama_index.core.instrumentation import get_dispatcher
-from llama_index.core.instrumentation.event_handlers import BaseEventHandler
-from llama_index.core.schema import NodeWithScore, TextNode
-from llama_index.llms.pc_rag import PromptCacheEvent
-from llama_index.llms.pc_rag.nodes import chunk_text
+from llama_index.core.schema import MetadataMode, NodeWithScore, TextNode
+from llama_index.llms.pc_rag import PromptCacheEncoder, PromptCacheEvent
 
 from pc_rag.corpus import chunk_id_of
 from tests.support.corpora import TEXTS, embed_words
+from tests.support.llama_index_calls import heard
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -72,15 +70,6 @@ def vector_index(nodes: Sequence[BaseNode] | None = None) -> VectorStoreIndex:
     return VectorStoreIndex(text_nodes() if nodes is None else nodes, embed_model=WordEmbedding())
 
 
-class _Events(BaseEventHandler):
-    """Keeps the events that come."""
-
-    kept: list[Any]
-
-    def handle(self, event: Any, **_: Any) -> None:
-        self.kept.append(event)
-
-
 @contextmanager
 def failing(corpus: Corpus, error: Exception) -> Iterator[None]:
     """The corpus's model raises an error in every forward pass."""
@@ -98,13 +87,8 @@ def failing(corpus: Corpus, error: Exception) -> Iterator[None]:
 @contextmanager
 def events() -> Iterator[list[Any]]:
     """What LlamaIndex's instrumentation tells meanwhile, in order."""
-    root = get_dispatcher("root")
-    handler = _Events(kept=[])
-    root.add_event_handler(handler)
-    try:
-        yield handler.kept
-    finally:
-        root.event_handlers.remove(handler)
+    with heard() as handler:
+        yield handler.events
 
 
 def requests_in(kept: Sequence[Any]) -> list[RequestMetrics]:
@@ -115,6 +99,16 @@ def requests_in(kept: Sequence[Any]) -> list[RequestMetrics]:
 def chunks_in(metrics: RequestMetrics) -> list[ModuleUse]:
     """What became of the chunks of a prompt, the corpus's prefix left out."""
     return [use for use in metrics.modules if use.label != "(prefix)"]
+
+
+def chunk_text(node: BaseNode) -> str:
+    """The text of a node as LlamaIndex puts it into prompts."""
+    return node.get_content(metadata_mode=MetadataMode.LLM).strip()
+
+
+def encode_nodes(corpus: Corpus, nodes: Sequence[BaseNode]) -> None:
+    """Encode nodes as ingestion does."""
+    PromptCacheEncoder(corpus=corpus)(nodes)
 
 
 def labels_of(nodes: Sequence[BaseNode]) -> list[str]:

@@ -14,7 +14,6 @@ from llama_index.core.schema import TextNode
 from llama_index.core.selectors import EmbeddingSingleSelector
 from llama_index.core.tools import QueryEngineTool
 from llama_index.llms.pc_rag import PcRagLLM
-from llama_index.llms.pc_rag.nodes import chunk_text, encode_nodes
 
 from pc_rag.errors import GenerationError, LayoutError
 from tests.support.corpora import CAT, DOG, FISH
@@ -23,7 +22,9 @@ from tests.support.llama_index_indexes import (
     ListRetriever,
     WordEmbedding,
     answered,
+    chunk_text,
     chunks_in,
+    encode_nodes,
     events,
     failing,
     hit_labels,

@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Self
 
 from llama_index.core.postprocessor.types import BaseNodePostprocessor
+from llama_index.core.schema import MetadataMode
+from llama_index.llms.pc_rag._nodes import chunk_text_of
 from llama_index.llms.pc_rag.base import PcRagLLM
-from llama_index.llms.pc_rag.nodes import chunk_text, encode_nodes
+from llama_index.llms.pc_rag.encoder import PromptCacheEncoder
 from pydantic import Field, model_validator
 
 from pc_rag.corpus import Corpus
@@ -52,9 +54,8 @@ class PromptCachePrefetch(BaseNodePostprocessor):
         nodes: list[NodeWithScore],
         query_bundle: QueryBundle | None = None,  # noqa: ARG002 - LlamaIndex's
     ) -> list[NodeWithScore]:
-        corpus = self.corpus if self.llm is None else self.llm.open_corpus()
-        if corpus is not None:
-            if self.encode_missing:
-                encode_nodes(corpus, [each.node for each in nodes])
-            corpus.warm([chunk_text(each.node) for each in nodes])
+        encoder = PromptCacheEncoder(llm=self.llm, corpus=self.corpus)
+        if self.encode_missing:
+            encoder.ensure_encoded([each.node for each in nodes])
+        encoder.open_corpus().warm([chunk_text_of(each.node, MetadataMode.LLM) for each in nodes])
         return nodes

@@ -9,7 +9,7 @@ from llama_index.core.data_structs import IndexDict
 from llama_index.core.indices import VectorStoreIndex
 from llama_index.core.query_engine import RetrieverQueryEngine
 from llama_index.llms.pc_rag.base import PcRagLLM
-from llama_index.llms.pc_rag.nodes import encode_nodes
+from llama_index.llms.pc_rag.encoder import PromptCacheEncoder
 from llama_index.llms.pc_rag.prefetch import PromptCachePrefetch
 from llama_index.llms.pc_rag.synthesizer import PromptCacheSynthesizer
 
@@ -73,7 +73,7 @@ class PromptCacheQueryEngine(RetrieverQueryEngine):
         """
         llm = _checked(llm, cls.__name__)
         if encode:
-            encode_nodes(llm.open_corpus(), nodes_of(index))
+            PromptCacheEncoder(llm=llm).ensure_encoded(nodes_of(index))
         retriever = index.as_retriever(similarity_top_k=similarity_top_k, **retriever_options)
         return cls.from_retriever(
             retriever,

@@ -176,6 +176,10 @@ def _telling(stream: ReplyStream, span_id: str | None) -> Iterator[Callable[[], 
     try:
         with stream:
             yield left
+    except (ValueError, TypeError) as error:  # LlamaIndex would answer "Empty Response"
+        raise GenerationError(
+            f"the model failed: {type(error).__name__}: {error}; its traceback stands above"
+        ) from error
     except Exception:
         raise
     except BaseException:  # the consumer left, or its task was cancelled
