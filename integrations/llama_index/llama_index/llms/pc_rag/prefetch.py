@@ -55,7 +55,12 @@ class PromptCachePrefetch(BaseNodePostprocessor):
         query_bundle: QueryBundle | None = None,  # noqa: ARG002 - LlamaIndex's
     ) -> list[NodeWithScore]:
         encoder = PromptCacheEncoder(llm=self.llm, corpus=self.corpus)
+        corpus = encoder.open_corpus()
+        texts = [chunk_text_of(each.node, MetadataMode.LLM) for each in nodes]
         if self.encode_missing:
-            encoder.ensure_encoded([each.node for each in nodes])
-        encoder.open_corpus().warm([chunk_text_of(each.node, MetadataMode.LLM) for each in nodes])
+            pairs = zip(nodes, texts, strict=True)
+            missing = [each.node for each, text in pairs if text and not corpus.holds(text)]
+            if missing:
+                encoder.ensure_encoded(missing)
+        corpus.warm(texts)
         return nodes

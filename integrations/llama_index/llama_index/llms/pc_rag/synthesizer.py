@@ -241,6 +241,7 @@ class _Pages:
         self._first = first
         self._further = further
         self._variables = variables
+        self._first_room = room.of(first, {_FIRST_CONTEXT: "", **variables})
         self._waiting: list[_Chunk] = []
 
     def put(self, texts: Sequence[str], node_ids: Sequence[str]) -> None:
@@ -255,10 +256,9 @@ class _Pages:
                 self._waiting.append(_Chunk(text, node_id, num_tokens))
         if not self._waiting:  # asked without context, as LlamaIndex does
             self._waiting.append(_Chunk("", "", 0))
-        room = self._room.of(self._first, {_FIRST_CONTEXT: "", **self._variables})
         for chunk in self._waiting:
-            if chunk.num_tokens > room:
-                raise _too_long(chunk, room)
+            if chunk.num_tokens > self._first_room:
+                raise _too_long(chunk, self._first_room)
 
     @property
     def has_more(self) -> bool:
@@ -273,11 +273,11 @@ class _Pages:
         """
         if not self._waiting:
             return None
-        template, name = self._first, _FIRST_CONTEXT
+        template, name, room = self._first, _FIRST_CONTEXT, self._first_room
         if answer is not None:
             template = self._further.partial_format(existing_answer=answer)
             name = _FURTHER_CONTEXT
-        room = self._room.of(template, {name: "", **self._variables})
+            room = self._room.of(template, {name: "", **self._variables})
         num_chunks = num_fitting(
             (chunk.num_tokens for chunk in self._waiting),
             room,
