@@ -134,7 +134,8 @@ async def test_an_overlong_question_is_refused_when_no_node_fits_beside_it(llm, 
 @pytest.mark.parametrize("error", [ZeroDivisionError("bad"), ValueError("bad"), TypeError("bad")])
 async def test_a_failure_surfaces_when_the_model_raises(llm, error, is_async):
     """It is no "Empty Response"."""
-    with failing(llm.open_corpus(), error), pytest.raises((type(error), GenerationError), match="bad"):
+    expected = (type(error), GenerationError)
+    with failing(llm.open_corpus(), error), pytest.raises(expected, match="bad"):
         await synthesized(PromptCacheSynthesizer(llm), text_nodes(), is_async=is_async)
 
 
@@ -155,7 +156,7 @@ async def test_templates_are_the_users_when_they_are_given_or_updated(llm):
     nodes = encoded(llm, *LONG[:4])
     corpus = llm.open_corpus()
     ask = PromptTemplate("FIRST {context_str} {query_str}")
-        given = PromptCacheSynthesizer(llm, text_qa_template=ask, refine_template=REFINE)
+    given = PromptCacheSynthesizer(llm, text_qa_template=ask, refine_template=REFINE)
     updated = PromptCacheSynthesizer(llm)
     updated.update_prompts({"text_qa_template": ask, "refine_template": REFINE})
     for synthesizer in (given, updated):
