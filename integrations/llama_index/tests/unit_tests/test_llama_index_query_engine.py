@@ -141,7 +141,7 @@ async def test_later_nodes_are_encoded_when_they_are_retrieved(counted, llm):
     """An index that grows behind the engine's back."""
     index = index_over(KeepingStore())
     engine = PromptCacheQueryEngine.from_index(index, llm=llm)
-    index.insert_nodes(text_nodes("Where the cat sat the day after nobody knows."))
+    index.insert_nodes(text_nodes(f"{DOG} Where it sat the day after nobody knows."))
     assert len(await hits_of(engine)) == 4
     assert counted.num_encoded == 5
 
