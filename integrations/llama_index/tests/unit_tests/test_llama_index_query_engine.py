@@ -16,7 +16,7 @@ from llama_index.core.base.response.schema import PydanticResponse
 from llama_index.core.llms import MockLLM
 from llama_index.core.postprocessor import SimilarityPostprocessor
 from llama_index.core.query_engine import RetrieverQueryEngine
-from llama_index.core.schema import TextNode  # noqa: TC002 - a field's type
+from llama_index.core.schema import TextNode
 from llama_index.core.vector_stores import MetadataFilter, MetadataFilters
 from llama_index.core.vector_stores.types import BasePydanticVectorStore, VectorStoreQueryResult
 from llama_index.llms.pc_rag import (
@@ -141,7 +141,8 @@ async def test_later_nodes_are_encoded_when_they_are_retrieved(counted, llm):
     """An index that grows behind the engine's back."""
     index = index_over(KeepingStore())
     engine = PromptCacheQueryEngine.from_index(index, llm=llm)
-    index.insert_nodes(text_nodes(f"{DOG} Where it sat the day after nobody knows."))
+    later = TextNode(text="Where the cat sat the day after nobody in the village knows.")
+    index.insert_nodes([later])
     assert len(await hits_of(engine)) == 4
     assert counted.num_encoded == 5
 
