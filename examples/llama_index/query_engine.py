@@ -44,7 +44,7 @@ def main() -> None:
             with CacheHitEventHandler() as hits, TTFTEventHandler() as times:
                 answer = str(engine.query(question))
             run = hits.last_run
-            if run is None or run.num_documents_hit < 2:
+            if run is None or run.num_documents_hit < run.num_documents:
                 raise SystemExit(f"a retrieved file was computed again\n{hits.report()}")
             print(f"{question}\n  {answer.strip()}")
             print(f"  hit {run.num_documents_hit} of {run.num_documents} retrieved files")

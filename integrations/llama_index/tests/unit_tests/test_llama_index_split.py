@@ -53,7 +53,7 @@ async def test_a_split_node_counts_as_partial_when_compact_cut_it(corpus):
         parts = metrics.num_cached_tokens + metrics.num_repaired_tokens + metrics.num_fresh_tokens
         assert metrics.prompt_tokens == parts
     for request in requests:
-        with corpus.engine.run(request, SHORT) as stream:
+        with corpus.engine.run(request, SHORT, watch=corpus.engine.start_watch()) as stream:
             "".join(stream)
         assert stream.completion.token_ids == reference_ids(corpus.engine, request, 8)
 
