@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from threading import Lock
 from typing import TYPE_CHECKING
 
@@ -116,6 +116,9 @@ class Upkeep:
         Args:
             where: Metadata of the documents; all of them by default.
 
+        Returns:
+            What was encoded; the documents, of which none changed, are not counted.
+
         Raises:
             StoreIOError: A medium failed.
         """
@@ -127,7 +130,7 @@ class Upkeep:
             return IngestReport()
         report = self.ensure(self._as_known(record) for record in self.documents(where))
         self._catalog.put_setting(name, storage)
-        return report
+        return replace(report, num_added=0, num_updated=0, num_metadata_only=0, num_unchanged=0)
 
     def reconcile(
         self,

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import shutil
 from dataclasses import replace
 
 import pytest
 
-from pc_rag.corpus import Catalog, Corpus, Document, PromptFormat, chunk_id_of, document_id
+from pc_rag.corpus import Document, chunk_id_of, document_id
 from pc_rag.errors import IngestError, LayoutError, StoreIOError
-from pc_rag.kv.memory_tier import MemoryTier
 from tests.support.corpora import (
     CAT,
     DOG,
     FISH,
     SHORT,
     chunk_uses,
-    loaded_model,
     opened,
-    tiny_engine,
 )
 
 LONG = " ".join(f"word{number}" for number in range(120))
@@ -156,104 +152,3 @@ def test_documents_are_listed_when_their_ids_begin_alike(corpus):
     assert [record.id for record in corpus.documents()] == ["a%/1", "ab/3"]
     assert [record.id for record in corpus.documents(id_beginning="a%")] == ["a%/1"]
     assert corpus.upkeep.chunk_texts("a%/2") == ()
-
-
-def test_unknown_chunks_come_behind_known_ones_when_they_are_ensured(corpus):
-    """Nothing is dropped, and source and metadata stay; a whole document has its own order."""
-    corpus.add([given(CAT, DOG, source="s", metadata={"k": "v"})])
-    report = corpus.upkeep.ensure([given(FISH, DOG), given("ok", id="new")])
-    assert (report.num_encoded, report.num_updated, report.num_added) == (2, 1, 1)
-    assert corpus.upkeep.chunk_texts("d") == (CAT, DOG, FISH)
-    assert corpus.upkeep.chunk_texts("new") == ("ok",)
-    assert corpus.documents(id_beginning="d")[0].metadata == {"k": "v"}
-    corpus.upkeep.ensure([given(FISH, DOG, CAT)])
-    assert corpus.upkeep.chunk_texts("d") == (FISH, DOG, CAT)
-    again = corpus.upkeep.ensure([given(DOG)])
-    assert (again.num_encoded, again.num_unchanged) == (0, 1)
-
-
-def test_missing_entries_are_encoded_when_they_are_ensured(corpus):
-    """Those that left the store, behind every prefix; none where all are there."""
-    corpus.add([given(CAT, DOG)])
-    for key in entries_of(corpus, CAT, DOG):
-        corpus.engine.store.remove(key)
-    assert corpus.upkeep.ensure([given(DOG)]).num_encoded == 2
-    assert corpus.upkeep.ensure([given(CAT, DOG)]).num_encoded == 0
-    uses = chunk_uses(corpus.generate(f"{CAT} {DOG}", SHORT))
-    assert [use.is_hit for use in uses] == [True, True]
-
-
-def test_document_is_refused_when_it_is_ensured_without_chunks(corpus):
-    """Which part of it is missing could not be said."""
-    with pytest.raises(IngestError, match="of_chunks"):
-        corpus.upkeep.ensure([Document(CAT, id="d")])
-
-
-def test_entries_are_stored_again_when_the_folder_was_deleted_under_the_corpus(tmp_path):
-    """Pitfall 42: memory holds them still, and a restart would find nothing."""
-    with opened(tmp_path, has_retrieval=False) as corpus:
-        corpus.add([given(CAT, DOG)])
-        shutil.rmtree(tmp_path / "kv")
-        assert corpus.add([given(CAT, DOG)]).num_encoded == 2
-    with opened(tmp_path, has_retrieval=False) as corpus:
-        assert corpus.add([given(CAT, DOG)]).num_encoded == 0
-        assert all(use.is_hit for use in chunk_uses(corpus.generate(f"{CAT} {DOG}", SHORT)))
-
-
-def test_revision_changes_when_documents_do(corpus):
-    """At every change, also one that takes another back; not for what was there."""
-    found = [corpus.upkeep.revision]
-    for change in (
-        lambda: corpus.add([given(CAT)]),
-        lambda: corpus.add([given(CAT, DOG)]),
-        lambda: corpus.add([given(CAT)]),
-        lambda: corpus.remove("d"),
-        lambda: corpus.add([given(CAT)]),
-    ):
-        change()
-        found.append(corpus.upkeep.revision)
-    assert len(set(found)) == len(found)
-    corpus.add([given(CAT)])
-    corpus.generate(CAT, SHORT)
-    assert corpus.upkeep.revision == found[-1]
-
-
-def test_revision_changes_when_folders_or_the_model_are_others(tmp_path):
-    """Pitfall 42: the store or the catalog deleted, other weights, another prompt format."""
-
-    def revision(**options):
-        with opened(tmp_path, has_retrieval=False, **options) as corpus:
-            return corpus.upkeep.revision
-
-    first = revision()
-    assert revision() == first
-    others = [
-        revision(loaded=loaded_model(seed=1)),
-        revision(prompt_format=PromptFormat(prefix="Read.")),
-    ]
-    shutil.rmtree(tmp_path / "kv")
-    others.append(revision())
-    assert revision() == others[-1]
-    shutil.rmtree(tmp_path / "catalog")
-    others.append(revision())
-    assert len({first, *others}) == 5
-
-
-def test_catalog_has_one_id_when_it_is_opened_twice(tmp_path):
-    """Two of one folder agree, another folder's differs."""
-    with Catalog(tmp_path / "a", tokenizer_id="t") as one, Catalog(
-        tmp_path / "a", tokenizer_id="u"
-    ) as two, Catalog(tmp_path / "b", tokenizer_id="t") as other:  # fmt: skip
-        assert one.id() == two.id() != other.id()
-
-
-def test_revision_is_the_same_when_two_corpora_share_folder_and_store(tmp_path):
-    """Whoever remembers it may ask another process."""
-    store = MemoryTier(1 << 30)
-    with tiny_engine(store) as engine:
-        one = Corpus(engine, tmp_path, has_retrieval=False)
-        two = Corpus(engine, tmp_path, has_retrieval=False)
-        one.add([given(CAT)])
-        assert one.upkeep.revision == two.upkeep.revision
-        one.close()
-        two.close()

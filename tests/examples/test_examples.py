@@ -36,8 +36,17 @@ SHARED = {"langchain/island.py"}
             [
                 "euros",
                 "hit 2 of 2 notices",
-                " 0 of them as earlier",
-                "of them as earlier turns left",
+                ", 0 of them as earlier",
+                "52 of them as earlier",
+            ],
+        ),
+        (
+            "llama_index/ingestion.py",
+            [
+                "first: encoded 3\nagain: encoded 0\none text edited: encoded 1\n",
+                "hidden metadata edited: encoded 0\none dropped: encoded 0\nremoved: ('inn',)\n",
+                "reclaimed: 2 entries",
+                "from stored KV: ",
             ],
         ),
     ],

@@ -96,8 +96,10 @@ def test_generation_is_made_anew_when_its_file_is_damaged(root, file, content):
     tier = DiskTier(root)
     before = tier.generation
     file.write_bytes(content)
-    assert re.fullmatch("[0-9a-f]{32}", tier.generation)
-    assert tier.generation == tier.generation != before
+    after = tier.generation
+    assert after != before
+    assert file.read_bytes() == f"{after}\n".encode()
+    assert tier.generation == after
 
 
 @pytest.mark.skipif(os.name == "nt", reason="links need a privilege there")

@@ -227,7 +227,8 @@ class SpyStore:
         return self.inner.generation
 
     def is_stored(self, address: EntryAddress) -> bool:
-        return self.lookup(address).is_hit
+        self._count("lookup")
+        return self.inner.is_stored(address)
 
     def lookup(self, address: EntryAddress) -> LookupResult:
         self._count("lookup")

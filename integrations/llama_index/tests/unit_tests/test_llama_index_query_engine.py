@@ -30,8 +30,8 @@ from pydantic import BaseModel, Field
 
 from pc_rag.errors import ConfigError, LayoutError, StoreError
 from tests.support.corpora import CAT, DOG, FISH, recorded
+from tests.support.counted_corpora import counted_corpus, warmings
 from tests.support.engines import scripted
-from tests.support.langchain_stores import counted_corpus, warmings
 from tests.support.llama_index_calls import shown
 from tests.support.llama_index_indexes import (
     QUESTION,

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from llama_index.core.schema import Document as SourceDocument
 from llama_index.core.schema import MetadataMode
+from llama_index.core.storage.docstore.types import BaseDocumentStore
 
 from pc_rag.corpus import Document
 
@@ -13,7 +14,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from llama_index.core.schema import BaseNode
-    from llama_index.core.storage.docstore.types import BaseDocumentStore
 
 _OWNER = "llama_index"
 
@@ -63,13 +63,23 @@ def documents_of(
 
 
 def wanted_of(
-    docstore: BaseDocumentStore, *, mode: MetadataMode, namespace: str
+    held: BaseDocumentStore | Iterable[BaseNode], *, mode: MetadataMode, namespace: str
 ) -> dict[str, Document | None]:
-    """What a docstore has, by id in the corpus.
+    """What a docstore has, or some nodes are, by id in the corpus.
 
-    Of an index it holds nodes, which are the chunks. Of a pipeline it holds the documents that went
-    in, whose chunks it does not know: those are ``None``, and so is what it has only a hash of.
+    Of an index a docstore holds nodes, which are the chunks. Of a pipeline it holds the documents
+    that went in, whose chunks it does not know: those are ``None``, and so is what it has only a
+    hash of.
     """
+    if isinstance(held, BaseDocumentStore):
+        return _wanted_of_docstore(held, mode, namespace)
+    documents = documents_of(held, mode=mode, namespace=namespace)
+    return {document.id or "": document for document in documents}
+
+
+def _wanted_of_docstore(
+    docstore: BaseDocumentStore, mode: MetadataMode, namespace: str
+) -> dict[str, Document | None]:
     infos = docstore.get_all_ref_doc_info() or {}
     places = {
         node_id: place for info in infos.values() for place, node_id in enumerate(info.node_ids)

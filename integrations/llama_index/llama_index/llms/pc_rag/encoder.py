@@ -143,8 +143,10 @@ class PromptCacheEncoder(TransformComponent):
         """
         return self.open_corpus().upkeep.ensure(self._documents_of(nodes))
 
-    def reconcile(self, docstore: BaseDocumentStore, *, drops_all: bool = False) -> ReconcileReport:
-        """Let the corpus hold the documents that a docstore has, in this namespace.
+    def reconcile(
+        self, docstore: BaseDocumentStore | Sequence[BaseNode], *, drops_all: bool = False
+    ) -> ReconcileReport:
+        """Let the corpus hold the documents that a docstore has, in this namespace, and no others.
 
         Call it after deletions: ``index.delete_ref_doc(..., delete_from_docstore=True)``, or a
         pipeline with ``docstore_strategy="upserts_and_delete"``. Nodes in the docstore of an index
@@ -153,8 +155,9 @@ class PromptCacheEncoder(TransformComponent):
         document has it, too. ``corpus.gc()`` reclaims the bytes of what was removed.
 
         Args:
-            docstore: Of a pipeline or an index. An index whose vector store keeps the texts has
-                nothing in it but hashes, which LlamaIndex does not delete.
+            docstore: Of a pipeline or an index; or nodes, such as ``vector_store.get_nodes()`` for
+                an index whose vector store keeps the texts: its docstore has only hashes, which
+                stay when documents are deleted.
             drops_all: Whether an empty docstore is believed, and everything removed.
 
         Returns:
