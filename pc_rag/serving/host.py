@@ -159,6 +159,11 @@ class Host:
         return self._corpus is not None
 
     @property
+    def is_described(self) -> bool:
+        """Whether tokenizer and window are known without reading a file."""
+        return self.is_open or (self._chat_format is not None and self._max_position is not None)
+
+    @property
     def model_name(self) -> str:
         """What the model is called; does not open it."""
         engine = self._corpus.engine if self._corpus else self._lent_engine

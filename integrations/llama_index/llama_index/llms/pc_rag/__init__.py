@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from llama_index.llms.pc_rag.embeddings import PcRagEmbedding
     from llama_index.llms.pc_rag.encoder import PromptCacheEncoder
     from llama_index.llms.pc_rag.events import PromptCacheEvent
+    from llama_index.llms.pc_rag.prefetch import PromptCachePrefetch
+    from llama_index.llms.pc_rag.query_engine import PromptCacheQueryEngine
+    from llama_index.llms.pc_rag.synthesizer import PromptCacheSynthesizer
 
 __all__ = [
     "CacheHitEventHandler",
@@ -34,6 +37,9 @@ __all__ = [
     "PromptCacheCallbackHandler",
     "PromptCacheEncoder",
     "PromptCacheEvent",
+    "PromptCachePrefetch",
+    "PromptCacheQueryEngine",
+    "PromptCacheSynthesizer",
     "RunReport",
     "RunTimes",
     "TTFTEventHandler",
@@ -49,6 +55,9 @@ _HOMES = {
     "PromptCacheCallbackHandler": "llama_index.llms.pc_rag.callbacks",
     "PromptCacheEncoder": "llama_index.llms.pc_rag.encoder",
     "PromptCacheEvent": "llama_index.llms.pc_rag.events",
+    "PromptCachePrefetch": "llama_index.llms.pc_rag.prefetch",
+    "PromptCacheQueryEngine": "llama_index.llms.pc_rag.query_engine",
+    "PromptCacheSynthesizer": "llama_index.llms.pc_rag.synthesizer",
     "RunReport": "llama_index.llms.pc_rag.callbacks",
     "RunTimes": "llama_index.llms.pc_rag.callbacks",
     "TTFTEventHandler": "llama_index.llms.pc_rag.callbacks",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from llama_index.core.base.llms.types import (
@@ -19,6 +20,7 @@ from llama_index.core.base.llms.types import (
     ToolCallBlock,
 )
 from llama_index.core.llms.llm import ToolSelection
+from pydantic import BaseModel
 
 from pc_rag.errors import PromptError
 from pc_rag.model.conversation import ChatMessage as PcRagMessage
@@ -26,7 +28,7 @@ from pc_rag.model.conversation import Conversation, ToolCall, ToolSpec
 from pc_rag.types import Role
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from llama_index.core.base.llms.types import ContentBlock
 
@@ -90,14 +92,33 @@ def _text_of(block: ContentBlock, role: Role) -> str:
         return _BLOCK_SEPARATOR.join(_text_of(each, role) for each in block.content)
     if isinstance(block, CitationBlock):
         return _text_of(block.cited_content, role)
-    if isinstance(block, DocumentBlock) and (block.document_mimetype or "").startswith("text/"):
-        content: bytes = block.resolve_document().read()
-        return content.decode()
+    if isinstance(block, DocumentBlock):
+        return _document_text(block, role)
     raise PromptError(
         f"content of a {role} message: a block of type {block.block_type!r} holds no text; a text "
         "model takes text, no images, audio, video or binary documents: write what it says in a "
         "TextBlock"
     )
+
+
+def _document_text(block: DocumentBlock, role: Role) -> str:
+    name = f"document {block.title!r} of a {role} message"
+    if not block.data and not block.path and not block.url:
+        return ""
+    try:
+        content: bytes = block.resolve_document().read()
+        text = content.decode()
+    except (OSError, ValueError) as error:  # not there, empty, or not UTF-8
+        raise PromptError(
+            f"{name} ({block.document_mimetype or 'of unknown type'}) cannot be read as text: "
+            f"{error}; a text model takes text: write what it says in a TextBlock"
+        ) from error
+    if "\0" in text:
+        raise PromptError(
+            f"{name} ({block.document_mimetype or 'of unknown type'}) is no text but binary; write "
+            "what it says in a TextBlock"
+        )
+    return text
 
 
 def _to_call(block: ToolCallBlock) -> ToolCall:
@@ -109,10 +130,16 @@ def _to_call(block: ToolCallBlock) -> ToolCall:
 def _openai_calls(calls: Iterable[Any]) -> Iterator[ToolCall]:
     """Calls in OpenAI's form, as other models and older histories keep them."""
     for call in calls:
-        plain = call if isinstance(call, dict) else call.model_dump()
-        function = plain.get("function") or plain
-        name = function["name"]
-        yield ToolCall(name, _arguments(function.get("arguments") or {}, name), plain.get("id", ""))
+        plain = call.model_dump() if isinstance(call, BaseModel) else call
+        function = (plain.get("function") or plain) if isinstance(plain, Mapping) else None
+        if not isinstance(function, Mapping) or not function.get("name"):
+            raise PromptError(
+                f"a tool call in additional_kwargs has no function with a name: {call!r:.200}; "
+                "give a ToolCallBlock, or OpenAI's form"
+            )
+        name = str(function["name"])
+        arguments = _arguments(function.get("arguments") or {}, name)
+        yield ToolCall(name, arguments, str(plain.get("id") or ""))
 
 
 def _arguments(given: object, name: str) -> dict[str, Any]:
@@ -128,7 +155,7 @@ def _arguments(given: object, name: str) -> dict[str, Any]:
 
 
 def _to_tool(tool: Mapping[str, Any]) -> ToolSpec:
-    function = tool.get("function")
+    function = tool.get("function") if isinstance(tool, Mapping) else None
     if not isinstance(function, dict) or not function.get("name"):
         raise PromptError(
             f"tool {tool!r} has no function with a name; give OpenAI's form, as "
@@ -164,6 +191,24 @@ def raw_of(reply: Reply) -> dict[str, Any]:
     return raw
 
 
+def full_text(reply: Reply) -> str:
+    """What the model said, with what was meant as a call of a tool and is none.
+
+    LlamaIndex's messages have no place for such a call: an agent would end with an empty answer,
+    and the model could not see in its next turn what it had written. Beside valid calls it is left
+    out; ``raw["invalid_tool_calls"]`` has it, and its reason, in any case.
+    """
+    written = [] if reply.tool_calls else [call.raw for call in reply.invalid_tool_calls]
+    return _BLOCK_SEPARATOR.join([*([reply.text] if reply.text else ()), *written])
+
+
+def invalid_reasons(response: ChatResponse) -> str:
+    """What is wrong with the calls that are none, for an error's message; empty without any."""
+    raw = response.raw if isinstance(response.raw, dict) else {}
+    reasons = [call["error"] for call in raw.get("invalid_tool_calls", ())]
+    return f" ({'; '.join(reasons)})" if reasons else ""
+
+
 def chat_piece(text: str, delta: str) -> ChatResponse:
     """A piece of a streamed answer.
 
@@ -176,7 +221,7 @@ def chat_piece(text: str, delta: str) -> ChatResponse:
 
 def chat_response(reply: Reply, *, delta: str | None = None) -> ChatResponse:
     """A whole answer; the last piece of a streamed one has an empty ``delta``."""
-    message = _answer(reply.text)
+    message = _answer(full_text(reply))
     message.blocks += [
         ToolCallBlock(tool_call_id=call.id, tool_name=call.name, tool_kwargs=dict(call.arguments))
         for call in reply.tool_calls
@@ -204,7 +249,7 @@ def completion_piece(text: str, delta: str) -> CompletionResponse:
 
 def completion_response(reply: Reply, *, delta: str | None = None) -> CompletionResponse:
     """As ``chat_response``."""
-    return CompletionResponse(text=reply.text, raw=raw_of(reply), delta=delta)
+    return CompletionResponse(text=full_text(reply), raw=raw_of(reply), delta=delta)
 
 
 def _answer(text: str) -> ChatMessage:

@@ -11,7 +11,7 @@ from llama_index.core.indices.prompt_helper import PromptHelper
 from llama_index.core.llms import CustomLLM, LLMMetadata
 from llama_index.core.llms.function_calling import FunctionCallingLLM
 from llama_index.core.llms.llm import default_completion_to_prompt
-from pydantic import ConfigDict, Field, PrivateAttr, model_validator
+from pydantic import ConfigDict, Field, PrivateAttr, ValidationError, model_validator
 
 from pc_rag.config import EngineConfig
 from pc_rag.corpus import Corpus
@@ -93,6 +93,19 @@ class PcRagSettings(FunctionCallingLLM, CustomLLM):
     _held: OwnHold | None = PrivateAttr(default=None)
     _default_config: EngineConfig | None = PrivateAttr(default=None)
 
+    def __init__(self, **settings: Any) -> None:
+        try:
+            super().__init__(**settings)
+        except ValidationError as error:  # a ValueError, which LlamaIndex swallows
+            faults = [
+                f"{'.'.join(map(str, fault['loc'])) or 'settings'}: {fault['msg']}"
+                for fault in error.errors(include_url=False, include_input=False)
+            ]
+            raise ConfigError(
+                f"{type(self).__name__}: {'; '.join(faults)}. Known settings: "
+                f"{', '.join(sorted(type(self).model_fields))}"
+            ) from error
+
     @classmethod
     def class_name(cls) -> str:
         """Name under which LlamaIndex serialises the model."""
@@ -135,7 +148,13 @@ class PcRagSettings(FunctionCallingLLM, CustomLLM):
         return self
 
     def _check_formatters(self) -> None:
-        """Refuse functions that would write control tokens as text, which stay plain text here."""
+        """Refuse what would write control tokens as text, which stay plain text here."""
+        if self.query_wrapper_prompt is not None:
+            raise ConfigError(
+                f"{type(self).__name__}: query_wrapper_prompt is given, which LlamaIndex has "
+                "deprecated and leaves out of chats; write it into the prompt templates, or give "
+                "chat_template (Jinja)"
+            )
         formatters = (
             ("messages_to_prompt", messages_to_prompt),
             ("completion_to_prompt", default_completion_to_prompt),
@@ -225,6 +244,15 @@ class PcRagSettings(FunctionCallingLLM, CustomLLM):
             and chat_format.tool_format is not None,
             model_name=host.model_name,
         )
+
+    def to_payload(self) -> dict[str, Any]:
+        """What events say about the model; its name only, before the model was looked at.
+
+        Events are made on the event loop, where nothing may be loaded.
+        """
+        if self.host.is_described:
+            return super().to_payload()
+        return {"class_name": self.class_name(), "model_name": self.host.model_name}
 
     @property
     def _num_output(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import aclosing, closing
 from typing import TYPE_CHECKING, Any, cast
 
 from llama_index.core.instrumentation.events.llm import (
@@ -153,19 +154,22 @@ class GrammarProgram:
     def stream(self, prompt_args: dict[str, Any]) -> Generator[BaseModel, None, None]:
         """Objects with the fields that are there so far, the whole one last."""
         last = None
-        for last in self._llm.stream_chat(self._messages(prompt_args), **self._kwargs):
-            if last.delta:
-                yield self._partial(last)
+        stream = self._llm.stream_chat(self._messages(prompt_args), **self._kwargs)
+        with closing(stream):
+            for last in stream:
+                if last.delta:
+                    yield self._partial(last)
         if last is not None:
             yield self._parsed(last)
 
     async def astream(self, prompt_args: dict[str, Any]) -> AsyncGenerator[BaseModel, None]:
         """As ``stream``; does not hold the event loop."""
         last = None
-        messages = self._messages(prompt_args)
-        async for last in await self._llm.astream_chat(messages, **self._kwargs):
-            if last.delta:
-                yield self._partial(last)
+        stream = await self._llm.astream_chat(self._messages(prompt_args), **self._kwargs)
+        async with aclosing(stream):
+            async for last in stream:
+                if last.delta:
+                    yield self._partial(last)
         if last is not None:
             yield self._parsed(last)
 

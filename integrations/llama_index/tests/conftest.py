@@ -1,0 +1,11 @@
+from __future__ import annotations
+
+from tests.support.adapter_fixtures import (
+    corpus,
+    one_thread,
+    other_folder,
+    quiet_machine,
+    tiny_folder,
+)
+
+__all__ = ["corpus", "one_thread", "other_folder", "quiet_machine", "tiny_folder"]
