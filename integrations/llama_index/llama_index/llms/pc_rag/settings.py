@@ -50,7 +50,7 @@ class PcRagSettings(FunctionCallingLLM, CustomLLM):
     """A corpus that is open already, in place of ``model`` and ``store``. Lent."""
     engine: PromptCache | None = Field(default=None, exclude=True, repr=False)
     """An engine that is open already, in place of ``model`` and ``store``. Lent."""
-    engine_config: EngineConfig | None = Field(default=None, exclude=True, repr=False)
+    engine_config: EngineConfig | None = Field(default=None, repr=False)
     """Capacities and policies; ``None`` reads ``PC_RAG_*`` variables, else the defaults."""
     dtype: str = "auto"
     """Compute dtype: ``"auto"``, ``"float32"``, ``"bfloat16"`` or ``"float16"``."""
@@ -286,10 +286,17 @@ class PcRagSettings(FunctionCallingLLM, CustomLLM):
 
     @property
     def _num_template_tokens(self) -> int:
-        """Tokens that the chat template puts around one message."""
+        """Tokens that the chat template puts around a prompt's messages.
+
+        Of a prompt with a system text beside ``system_prompt``, and one exchange before the
+        question: as many as prompts of LlamaIndex have, which counts the contents only.
+        """
         text = "x"
-        pieces = self.host.chat_format.render([PcRagMessage(Role.USER, text)])
-        return sum(len(piece.token_ids) for piece in pieces) - len(self.tokenizer(text))
+        systems = [PcRagMessage(Role.SYSTEM, text)] * 2
+        exchange = [PcRagMessage(role, text) for role in (Role.USER, Role.ASSISTANT, Role.USER)]
+        pieces = self.host.chat_format.render([*systems, *exchange])
+        num_content_tokens = 5 * len(self.tokenizer(text))
+        return sum(len(piece.token_ids) for piece in pieces) - num_content_tokens
 
     def __copy__(self) -> Self:
         """A copy that shares the model."""
