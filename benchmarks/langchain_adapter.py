@@ -24,16 +24,14 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import statistics
-import time
-from importlib.metadata import version
 from pydoc_data.topics import topics
 from typing import TYPE_CHECKING, Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
-import torch
+import adapters
+from adapters import CHUNK_CHARS, MAX_TOKENS, STREAMED_TOKENS
 from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.messages import HumanMessage, SystemMessage
 from langchain_core.output_parsers import StrOutputParser
@@ -44,14 +42,14 @@ from langchain_huggingface import ChatHuggingFace, HuggingFacePipeline
 from langchain_pc_rag import ChatPcRag, PcRagEmbeddings, PromptCacheVectorStore, compare_chains
 from langchain_pc_rag.messages import to_conversation
 from langchain_text_splitters import RecursiveCharacterTextSplitter
-from transformers import LlamaConfig, LlamaForCausalLM, pipeline
+from transformers import pipeline
 
 from pc_rag.cli.demo_script import QUESTIONS, TOPICS
 from pc_rag.config import EngineConfig
 from pc_rag.corpus import Corpus
 from pc_rag.engine import PromptCache
 from pc_rag.model.conversation import ChatMessage, Conversation
-from pc_rag.model.loading import load_model, load_tokenizer, wrap_model
+from pc_rag.model.loading import load_model, load_tokenizer
 from pc_rag.model.sampling import GenerationConfig
 from pc_rag.types import Role
 
@@ -62,11 +60,7 @@ if TYPE_CHECKING:
     from langchain_core.language_models import BaseChatModel
     from langchain_core.runnables import Runnable
 
-MAX_TOKENS = 16
-CHUNK_CHARS = 1000
 SYSTEM = "Answer in one or two short sentences, using only this context:\n\n{context}"
-OVERHEAD_LIMIT_MS = 5.0
-STREAMED_TOKENS = 64
 SAMPLE_FIELDS = ("arm", "round_number", "question_index", "ttft_seconds", "total_seconds")
 
 
@@ -175,22 +169,10 @@ def check(
     return num_same, statistics.median(counts)
 
 
-def overhead(rounds: int) -> dict[str, Any]:
+def measure_overhead(rounds: int) -> dict[str, Any]:
     """What the adapter adds to the engine, in milliseconds."""
-    tokenizer = load_tokenizer("smollm2").hf_tokenizer
-    torch.manual_seed(0)
-    model = LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=len(tokenizer),
-            hidden_size=64,
-            intermediate_size=128,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-        )
-    ).eval()
     with (
-        PromptCache.from_pretrained(wrap_model(model, tokenizer, name="tiny")) as engine,
+        PromptCache.from_pretrained(adapters.tiny_model()) as engine,
         Corpus(engine, has_retrieval=False) as corpus,
     ):
         texts = [topics[name][:CHUNK_CHARS] for name in TOPICS[:4]]
@@ -203,36 +185,13 @@ def overhead(rounds: int) -> dict[str, Any]:
         )
         arms: dict[str, Callable[[], object]] = {
             "engine": lambda: corpus.generate(conversation, GenerationConfig(max_new_tokens=1)),
-            "invoke": lambda: llm.invoke(messages, max_tokens=1),
+            "call": lambda: llm.invoke(messages, max_tokens=1),
             "engine stream": lambda: list(
                 corpus.stream_prompt(conversation, GenerationConfig(max_new_tokens=STREAMED_TOKENS))
             ),
             "stream": lambda: list(llm.stream(messages, max_tokens=STREAMED_TOKENS)),
         }
-        samples: dict[str, list[float]] = {name: [] for name in arms}
-        order = list(arms.items())
-        for number in range(rounds + 2):
-            order.append(order.pop(0))  # no arm always follows the same one
-            for name, run in order:
-                start = time.perf_counter()
-                run()
-                if number >= 2:
-                    samples[name].append(1000 * (time.perf_counter() - start))
-    medians = {name: statistics.median(values) for name, values in samples.items()}
-    added = medians["invoke"] - medians["engine"]
-    per_token = (medians["stream"] - medians["engine stream"]) / STREAMED_TOKENS
-    print(
-        f"\nadapter: {added:.2f} ms a call on {medians['engine']:.2f} ms "
-        f"(limit {OVERHEAD_LIMIT_MS} ms), {per_token:.3f} ms a streamed token"
-    )
-    if added > OVERHEAD_LIMIT_MS:
-        raise SystemExit(f"the adapter adds {added:.2f} ms a call")
-    return {
-        "invoke_overhead_ms": added,
-        "stream_overhead_ms_per_token": per_token,
-        "median_ms": medians,
-        "samples_ms": samples,
-    }
+        return adapters.overhead(arms, rounds=rounds)
 
 
 def main() -> None:
@@ -243,7 +202,7 @@ def main() -> None:
     parser.add_argument("--overhead-rounds", type=int, default=100)
     parser.add_argument("--dtype", default="float32")
     options = parser.parse_args()
-    added = overhead(options.overhead_rounds)
+    added = measure_overhead(options.overhead_rounds)
     print(
         f"\n{'chunks':>7} {'prompt tokens':>14} {'pipeline ms':>13} {'ours ms':>9} {'ratio':>8} "
         f"{'hit rate':>9}"
@@ -251,13 +210,7 @@ def main() -> None:
     results = [compare(num_chunks, options) for num_chunks in options.chunks]
     report = {
         "benchmark": "langchain",
-        "hardware": f"{platform.machine()}, {os.cpu_count()} cores",
-        "num_threads": torch.get_num_threads(),
-        "versions": {
-            name: version(name)
-            for name in ("torch", "transformers", "langchain-core", "langchain-huggingface")
-        },
-        "model": "SmolLM2-135M-Instruct",
+        **adapters.surroundings("langchain-core", "langchain-huggingface"),
         "dtype": options.dtype,
         "overhead": added,
         "comparisons": results,

@@ -14,7 +14,13 @@ if TYPE_CHECKING:
     from pc_rag.engine import Completion, CompletionStream, PromptCache
     from pc_rag.errors import PromptCacheError
     from pc_rag.metrics import CacheStats, RequestMetrics
-    from pc_rag.model.conversation import ChatMessage, Conversation, ToolCall, ToolSpec
+    from pc_rag.model.conversation import (
+        CachePoint,
+        ChatMessage,
+        Conversation,
+        ToolCall,
+        ToolSpec,
+    )
     from pc_rag.model.grammar import Grammar
     from pc_rag.model.loading import load_model, wrap_model
     from pc_rag.model.sampling import GenerationConfig
@@ -25,6 +31,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Answer",
+    "CachePoint",
     "CacheStats",
     "ChatMessage",
     "Completion",
@@ -53,6 +60,7 @@ __all__ = [
 
 _HOMES = {
     "Answer": "pc_rag.corpus",
+    "CachePoint": "pc_rag.model.conversation",
     "CacheStats": "pc_rag.metrics",
     "ChatMessage": "pc_rag.model.conversation",
     "Completion": "pc_rag.engine",

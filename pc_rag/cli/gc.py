@@ -1,4 +1,4 @@
-"""``pc-rag gc``: reclaim what no document owns. No model is loaded."""
+"""``pc-rag gc``: reclaim what no document owns, and what expired. No model is loaded."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pc_rag.cli.output import bytes_text, err, key_value_table, out, print_json
 
 
 def gc(store: options.Store, as_json: options.AsJson = False) -> None:
-    """Delete the chunks that no document owns any more, and their entries. Loads no model."""
+    """Delete unowned chunks, their entries, and kept entries that expired. Loads no model."""
     from pc_rag.cli.store_folder import StoreFolder
     from pc_rag.corpus.garbage import collect_garbage
 

@@ -12,6 +12,7 @@ from pc_rag.corpus.documents import as_documents
 from pc_rag.corpus.embedding import as_embedder, default_embedder
 from pc_rag.corpus.garbage import collect_garbage
 from pc_rag.corpus.ingest import Ingest
+from pc_rag.corpus.kept import KeptEntries
 from pc_rag.corpus.lookup import ChunkLookup
 from pc_rag.corpus.prefix_set import PrefixSet
 from pc_rag.corpus.prompt_format import PromptFormat
@@ -112,7 +113,8 @@ class Corpus:
             self.prompt_format,
             self._lookup,
             self._ingest,
-            lambda: self._prefixes.served,
+            served=lambda: self._prefixes.served,
+            kept=KeptEntries(engine, self._catalog),
         )
         own = self._prompts.own_head()
         self._prefixes = PrefixSet(engine, self._catalog, own, self._ingest)
@@ -180,7 +182,7 @@ class Corpus:
         return self._catalog.remove_document(document_id)
 
     def gc(self) -> GcReport:
-        """Delete the chunks that no document owns any more, and their entries."""
+        """Delete the chunks that no document owns any more, their entries, and expired ones."""
         return collect_garbage(self._catalog, self.engine.store, entries_of=self._ingest.entries_of)
 
     def stats(self) -> CorpusStats:
@@ -279,8 +281,8 @@ class Corpus:
 
         Args:
             prompt: Plain text, or a conversation; chunks stand in it verbatim, whatever surrounds
-                them. Those that a message names (``ChatMessage.chunks``) are found even if they
-                are too short to be recognised.
+                them. Those that a message names (``ChatMessage.chunks``) are found even if they are
+                too short to be recognised. Up to its last ``CachePoint`` it is kept as it stands.
             config: How to choose tokens and when to stop.
             reuse: ``False`` computes every token of the same prompt.
             template: Label in the metrics, so that hit rates can be told apart by prompt template;

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
+from pc_rag.corpus.kept import collect_expired
 from pc_rag.corpus.reports import GcReport
 
 if TYPE_CHECKING:
@@ -20,8 +22,9 @@ def collect_garbage(
     store: KVStore,
     *,
     entries_of: Callable[[ChunkId], Mapping[ModuleKey, int]] | None = None,
+    clock: Callable[[], float] = time.time,
 ) -> GcReport:
-    """Delete the chunks that no document owns, and their entries.
+    """Delete the chunks that no document owns, their entries, and kept ones whose time is over.
 
     Entries go before the catalog forgets them: after a crash in between the next call goes on.
 
@@ -30,6 +33,7 @@ def collect_garbage(
         store: Holds the entries.
         entries_of: Every entry a chunk may have, with its bytes of keys and values; by default
             those that the catalog noted, which needs no model.
+        clock: Seconds of the wall clock: tells which kept entries (``CachePoint``) are expired.
     """
     if entries_of is None:
 
@@ -37,7 +41,8 @@ def collect_garbage(
             return {each.key: each.num_bytes for each in catalog.entries.of_chunk(chunk_id)}
 
     unowned = catalog.unowned()
-    num_entries = num_bytes = 0
+    expired = collect_expired(catalog, store, clock=clock)
+    num_entries, num_bytes = len(expired), sum(expired.values())
     for chunk_id in unowned.chunk_ids:
         for key, entry_bytes in entries_of(chunk_id).items():
             if store.remove(key):

@@ -20,6 +20,7 @@ from pc_rag.types import MissReason, Visibility
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from pc_rag.corpus.cache_points import ChainLink
     from pc_rag.corpus.prefixes import CorpusPrefix
     from pc_rag.engine import PromptCache
     from pc_rag.engine.request import EntryRecipe
@@ -220,6 +221,7 @@ class RequestPlanner:
         chunk_tokens: Callable[[ChunkPlace], TokenIds],
         *,
         prefixes: Sequence[CorpusPrefix],
+        chain: Sequence[ChainLink] = (),
     ) -> Request:
         """The request of a cut prompt.
 
@@ -227,6 +229,7 @@ class RequestPlanner:
             cut: The prompt.
             chunk_tokens: The tokens of the chunk that stands at a place.
             prefixes: Those that prompts are served from, the default first.
+            chain: Entries that hold the prompt's first tokens, in order.
 
         Raises:
             PromptError: The prompt has no token.
@@ -239,7 +242,7 @@ class RequestPlanner:
         is_behind_prefix = known is not None and known.token_ids == head
         sees_context = is_behind_prefix or (not head and not behind.token_ids)
         recipes: dict[str, EntryRecipe] = {}
-        pieces = list(_head_pieces(head, known))
+        pieces = list(_head_pieces(head, known, chain))
         for piece in _behind_head(cut):
             if not isinstance(piece, ChunkPlace):
                 pieces.append(TextPiece(piece))
@@ -260,14 +263,20 @@ class RequestPlanner:
         remarks = dict.fromkeys(recipes, MissReason.OTHER_PREFIX) if is_other else {}
         return Request(
             plan=plan,
-            recipes=recipe_table(recipes.values(), prefixes),
+            recipes=recipe_table([*(e.recipe for e in chain), *recipes.values()], prefixes),
             template=_TEMPLATE,
             remarks=remarks,
         )
 
 
-def _head_pieces(head: TokenIds, known: CorpusPrefix | None) -> Iterator[TextPiece | EntryPiece]:
-    """What stands before the first chunk: a known prefix from its entry, the rest as text."""
+def _head_pieces(
+    head: TokenIds, known: CorpusPrefix | None, chain: Sequence[ChainLink]
+) -> Iterator[TextPiece | EntryPiece]:
+    """What stands before the first chunk: a chain or known prefix as entries, the rest as text."""
+    if chain:
+        yield from (link.piece for link in chain)
+        yield TextPiece(head[chain[-1].end :])
+        return
     if known is None or known.recipe is None:
         yield TextPiece(head)
         return

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from pc_rag.corpus.cache_points import CutPrompt, cut_at_points
 from pc_rag.corpus.catalog.records import ChunkId
 from pc_rag.corpus.planning import (
     ChunkPlace,
@@ -22,8 +23,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from pc_rag.corpus.ingest import Ingest
+    from pc_rag.corpus.kept import KeptEntries
     from pc_rag.corpus.lookup import ChunkLookup
-    from pc_rag.corpus.planning import CutPiece, Finder
+    from pc_rag.corpus.planning import Finder
     from pc_rag.corpus.prefixes import CorpusPrefix
     from pc_rag.corpus.prompt_format import PromptFormat
     from pc_rag.engine import PromptCache, Request
@@ -42,6 +44,7 @@ class CorpusPrompts:
         lookup: Finds the chunks in prompts of others.
         ingest: Knows the chunks' tokens, and notes the entries that requests read.
         served: Says what prompts are served from at this moment, the corpus's own prefix first.
+        kept: Plans what prompts ask to be kept.
     """
 
     def __init__(
@@ -50,18 +53,21 @@ class CorpusPrompts:
         prompt_format: PromptFormat,
         lookup: ChunkLookup,
         ingest: Ingest,
+        *,
         served: Callable[[], Sequence[CorpusPrefix]],
+        kept: KeptEntries,
     ) -> None:
         self._engine = engine
         self._format = prompt_format
         self._lookup = lookup
         self._ingest = ingest
         self._served = served
+        self._kept = kept
         self._planner = RequestPlanner(engine)
 
     def own_head(self) -> TokenIds:
         """What stands before the first chunk of every question; may be empty."""
-        return head_of(self._cut(*self._marked("", _FIRST_CHUNK)))
+        return head_of(self._cut(*self._marked("", _FIRST_CHUNK)).pieces)
 
     def question(self, question: str, texts: Mapping[str, str]) -> Request:
         """The request that asks a question.
@@ -82,9 +88,9 @@ class CorpusPrompts:
 
     def head_before_chunk(self, prompt: TextPrompt) -> TokenIds:
         """The tokens before the first chunk of a prompt; none where no chunk stands in it."""
-        cut = self._recognised(prompt)
-        has_chunk = any(isinstance(piece, ChunkPlace) for piece in cut)
-        return head_of(cut) if has_chunk else ()
+        pieces = self._recognised(prompt).pieces
+        has_chunk = any(isinstance(piece, ChunkPlace) for piece in pieces)
+        return head_of(pieces) if has_chunk else ()
 
     def head(self, head: TextPrompt) -> TokenIds:
         """The tokens of a prompt that is cut off where its first chunk begins.
@@ -93,13 +99,15 @@ class CorpusPrompts:
             PromptError: An empty conversation.
         """
         opened = self._cut(_open_ended(head), InOrderFinder([(_FIRST_CHUNK, _FIRST_CHUNK)]))
-        return head_of(opened)
+        return head_of(opened.pieces)
 
-    def _plan(self, cut: Sequence[CutPiece], text_at: Callable[[ChunkPlace], str]) -> Request:
+    def _plan(self, cut: CutPrompt, text_at: Callable[[ChunkPlace], str]) -> Request:
         def chunk_tokens(place: ChunkPlace) -> TokenIds:
             return self._ingest.entries.tokens_of(ChunkId(place.chunk_id), text_at(place))
 
-        request = self._planner.plan(cut, chunk_tokens, prefixes=self._served())
+        prefixes = self._served()
+        chain = self._kept.chain(head_of(cut.pieces), cut.points, prefixes)
+        request = self._planner.plan(cut.pieces, chunk_tokens, prefixes=prefixes, chain=chain)
         self._ingest.note(request.plan)
         return request
 
@@ -111,7 +119,7 @@ class CorpusPrompts:
         messages = self._format.messages(question, [mark for _, mark in places])
         return messages, InOrderFinder(places)
 
-    def _recognised(self, prompt: TextPrompt) -> list[CutPiece]:
+    def _recognised(self, prompt: TextPrompt) -> CutPrompt:
         """A prompt cut at the chunks that its messages name, and at those that stand in it."""
         return self._cut(prompt, self._lookup.find, chunk_of=self._lookup.find_whole)
 
@@ -121,11 +129,13 @@ class CorpusPrompts:
         find: Finder,
         *,
         chunk_of: Callable[[str], str | None] = lambda _: None,
-    ) -> list[CutPiece]:
+    ) -> CutPrompt:
+        engine = self._engine
         if isinstance(prompt, str):
-            return cut_plain_text(self._engine, prompt, find)
-        pieces = self._engine.chat_format.render(as_conversation(prompt))
-        return cut_conversation(self._engine, pieces, find, chunk_of=chunk_of)
+            return CutPrompt(cut_plain_text(engine, prompt, find))
+        rendered = engine.chat_format.render(as_conversation(prompt))
+        pieces, points = cut_at_points(engine.loaded.tokenizer, rendered)
+        return CutPrompt(cut_conversation(engine, pieces, find, chunk_of=chunk_of), points)
 
 
 def _open_ended(head: TextPrompt) -> TextPrompt:

@@ -96,7 +96,8 @@ class GcReport:
     Attributes:
         num_documents: Tombstones removed.
         num_chunks: Chunks removed.
-        num_entries: Entries removed from the store.
+        num_entries: Entries removed from the store, kept ones (``CachePoint``) that expired among
+            them.
         num_bytes: Bytes of their keys and values.
     """
 

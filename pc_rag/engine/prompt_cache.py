@@ -188,7 +188,8 @@ class PromptCache:
 
         Args:
             prompt: Plain text, a conversation, a parsed PML prompt of a schema that was added, or
-                a request that was planned elsewhere.
+                a request that was planned elsewhere. Cache points of a conversation are passed
+                over here: only a ``Corpus`` knows when what it keeps for them expires.
             config: How to choose tokens and when to stop; greedy by default.
             reuse: ``False`` runs the uncached arm: the same tokens at the same positions, all of
                 them computed. ``None`` does as the engine's configuration says.

@@ -19,6 +19,7 @@ A model without a template gets a plain format::
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
@@ -294,7 +295,11 @@ class ChatFormat:
             if index < len(skeleton.places):
                 place = skeleton.places[index]
                 message = prepared.messages[place.message]
-                builder.add_message(message, place.fit(message.content))
+                points = tuple(
+                    replace(point, offset=place.locate(message.content, point.offset))
+                    for point in message.cache_points
+                )
+                builder.add_message(message, place.fit(message.content), points)
         return builder.finish()
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
@@ -11,7 +11,7 @@ from pc_rag.types import Role
 
 if TYPE_CHECKING:
     from pc_rag.model.answer_memory import AnswerMemory
-    from pc_rag.model.conversation import ChatMessage
+    from pc_rag.model.conversation import CachePoint, ChatMessage
     from pc_rag.model.tokenizer import TextTokenizer
     from pc_rag.types import TokenIds
 
@@ -37,12 +37,15 @@ class ChatPiece:
             writes JSON).
         token_ids: Its tokens; the prompt is the pieces' ids joined, nothing more.
         chunks: Of a content: ``ChatMessage.chunks`` of its message.
+        points: Cache points, by rising offset in ``text``. Inside a text they stand in contents
+            only; elsewhere they stand at its ends.
     """
 
     kind: PieceKind
     text: str
     token_ids: TokenIds
     chunks: tuple[str, ...] = ()
+    points: tuple[CachePoint, ...] = ()
 
 
 class PieceBuilder:
@@ -69,27 +72,37 @@ class PieceBuilder:
         if text:
             self._pieces.append(self._control(text, is_first=not self._pieces))
 
-    def add_content(self, text: str, chunks: tuple[str, ...] = ()) -> None:
+    def add_content(
+        self, text: str, chunks: tuple[str, ...] = (), points: tuple[CachePoint, ...] = ()
+    ) -> None:
         """Text of somebody; control tokens in it stay text.
 
         Args:
             text: As the template places it.
             chunks: See ``ChatPiece``.
+            points: See ``ChatPiece``; those in an empty text stand at the end of what is there.
         """
         if text:
             ids = self._tokenizer.encode_text(text, is_first=not self._pieces)
-            self._pieces.append(ChatPiece(PieceKind.CONTENT, text, ids, chunks))
+            self._pieces.append(ChatPiece(PieceKind.CONTENT, text, ids, chunks, points))
+        elif points and self._pieces:
+            last = self._pieces[-1]
+            at_end = tuple(replace(point, offset=len(last.text)) for point in points)
+            self._pieces[-1] = replace(last, points=last.points + at_end)
 
-    def add_message(self, message: ChatMessage, text: str) -> None:
+    def add_message(
+        self, message: ChatMessage, text: str, points: tuple[CachePoint, ...] = ()
+    ) -> None:
         """The content of a message.
 
         Args:
             message: The message.
             text: Its content as the template places it.
+            points: Its cache points, by their offset in ``text``.
         """
-        is_answer = message.role is Role.ASSISTANT and text and self._add_answer(text)
+        is_answer = message.role is Role.ASSISTANT and text and self._add_answer(text, points)
         if not is_answer:
-            self.add_content(text, message.chunks)
+            self.add_content(text, message.chunks, points)
 
     def finish(self) -> tuple[ChatPiece, ...]:
         """All pieces, with BOS at the start if the tokenizer wants it there and it is not yet."""
@@ -97,10 +110,12 @@ class PieceBuilder:
         if not bos_ids:
             return tuple(pieces)
         text = self._tokenizer.backend.decode(list(bos_ids), skip_special_tokens=False)
+        points: tuple[CachePoint, ...] = ()
         if pieces and pieces[0].kind is PieceKind.CONTROL:
             first = pieces.pop(0)
+            points = tuple(point.shifted(len(text)) for point in first.points)
             text, bos_ids = text + first.text, bos_ids + first.token_ids
-        return (ChatPiece(PieceKind.CONTROL, text, bos_ids), *pieces)
+        return (ChatPiece(PieceKind.CONTROL, text, bos_ids, points=points), *pieces)
 
     @property
     def _missing_bos_ids(self) -> TokenIds:
@@ -112,11 +127,12 @@ class PieceBuilder:
         ids = self._tokenizer.encode_template(text, is_first=is_first)
         return ChatPiece(PieceKind.CONTROL, text, ids)
 
-    def _add_answer(self, text: str) -> bool:
+    def _add_answer(self, text: str, points: tuple[CachePoint, ...]) -> bool:
         """Add an answer with the tokens it was generated as; whether it was generated just here.
 
         A space that the template puts before contents may be the answer's own: a model behind
         ``Assistant:`` generates it, and decoders of the sentencepiece kind drop it from the text.
+        Its tokens are never cut: a cache point inside it moves to its start.
         """
         if self._answers is None:
             return False
@@ -131,7 +147,11 @@ class PieceBuilder:
             ids = self._answers.token_ids_of(text, behind=digest)
             before = [*stem, *opening]
             if ids and (self._is_plain or shown + self._read(before, ids) == label + text):
-                self._pieces = [*before, ChatPiece(PieceKind.ANSWER, text, ids)]
+                at_ends = tuple(
+                    replace(point, offset=0) if point.offset < len(text) else point
+                    for point in points
+                )
+                self._pieces = [*before, ChatPiece(PieceKind.ANSWER, text, ids, points=at_ends)]
                 return True
         return False
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
@@ -96,6 +98,59 @@ def check_text(text: object, where: str) -> None:
         ) from error
 
 
+_TTL = re.compile(r"([0-9]{1,9})([smh])")
+_UNIT_SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+def parse_ttl(text: object) -> float:
+    """Seconds of a time to live as prompts write it: ``"300s"``, ``"5m"``, ``"1h"``.
+
+    Raises:
+        PromptError: It is written otherwise, or is nothing.
+    """
+    match = _TTL.fullmatch(text) if isinstance(text, str) else None
+    seconds = int(match.group(1)) * _UNIT_SECONDS[match.group(2)] if match else 0.0
+    if not seconds:
+        raise PromptError(
+            f"the time to live {text!r} of a cache point is not understood; write a whole number "
+            "above 0 and its unit s, m or h, as in '300s', '5m' or '1h'"
+        )
+    return seconds
+
+
+@dataclass(frozen=True, slots=True)
+class CachePoint:
+    """A place in a content; the whole prompt up to it is kept as a reusable entry.
+
+    Attributes:
+        offset: Characters of the content before it.
+        ttl_seconds: How long the entry is kept after its last use.
+
+    Raises:
+        PromptError: The offset is negative, or the time is not a finite number above 0.
+    """
+
+    offset: int
+    ttl_seconds: float = 300.0
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.offset, int) or isinstance(self.offset, bool) or self.offset < 0:
+            raise PromptError(
+                f"a cache point has offset {self.offset!r}; give the number of characters of the "
+                "content that stand before it, 0 or more"
+            )
+        ttl = self.ttl_seconds
+        is_number = isinstance(ttl, (int, float)) and not isinstance(ttl, bool)
+        if not is_number or not math.isfinite(ttl) or ttl <= 0:
+            raise PromptError(
+                f"a cache point has ttl_seconds {ttl!r}; give a finite number of seconds above 0"
+            )
+
+    def shifted(self, num_chars: int) -> CachePoint:
+        """The same point with more characters before it."""
+        return replace(self, offset=self.offset + num_chars)
+
+
 def _tuple_of(values: object, kind: type, where: str) -> tuple[Any, ...]:
     """Values as a tuple; a string is not taken for a list of letters."""
     items = () if isinstance(values, (str, bytes, Mapping)) else values
@@ -122,10 +177,13 @@ class ChatMessage:
         tool_calls: Of an assistant's message: the tools it wants called.
         tool_call_id: Of a tool's message: the call it answers.
         name: Of a tool's message: the tool; of others: who speaks, where a template writes it.
+        cache_points: Places in the content, by rising offset. A corpus keeps the whole prompt up
+            to each (template, tools, earlier messages, this content's first characters) as an
+            entry, which a later prompt that begins the same reads.
 
     Raises:
-        PromptError: The role is unknown, the content, a name or a chunk is not text, or a message
-            of another role has calls of tools.
+        PromptError: The role is unknown, the content, a name or a chunk is not text, a message of
+            another role has calls of tools, or cache points fall back or lie behind the content.
     """
 
     role: Role
@@ -134,6 +192,7 @@ class ChatMessage:
     tool_calls: tuple[ToolCall, ...] = ()
     tool_call_id: str = ""
     name: str = ""
+    cache_points: tuple[CachePoint, ...] = ()
 
     def __post_init__(self) -> None:
         try:
@@ -154,6 +213,22 @@ class ChatMessage:
         object.__setattr__(self, "tool_calls", calls)
         if self.tool_calls and self.role is not Role.ASSISTANT:
             raise PromptError(f"a {self.role} message calls tools; only an assistant's may")
+        points = _tuple_of(self.cache_points, CachePoint, f"the cache_points {of_message}")
+        object.__setattr__(self, "cache_points", points)
+        self._check_points()
+
+    def _check_points(self) -> None:
+        offsets = [point.offset for point in self.cache_points]
+        if offsets != sorted(offsets):
+            raise PromptError(
+                f"the cache points of a {self.role} message have offsets {offsets}; give them in "
+                "rising order"
+            )
+        if offsets and offsets[-1] > len(self.content):
+            raise PromptError(
+                f"a cache point of a {self.role} message has offset {offsets[-1]}, its content has "
+                f"{len(self.content)} characters; put it inside the content or at its end"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,9 +304,12 @@ def merge_roles(
         if last is None or not is_joined or not (has_one_name or joins_names):
             merged.append(message)
         else:
+            before = last.content + SEPARATOR
+            points = tuple(point.shifted(len(before)) for point in message.cache_points)
             merged[-1] = replace(
                 last,
-                content=last.content + SEPARATOR + message.content,
+                content=before + message.content,
+                cache_points=last.cache_points + points,
                 chunks=last.chunks + message.chunks,
                 tool_calls=message.tool_calls,
                 name=message.name if has_one_name else "",

@@ -245,13 +245,17 @@ def _with_calls_apart(messages: tuple[ChatMessage, ...]) -> tuple[ChatMessage, .
     for message in messages:
         if message.tool_calls and message.content:
             apart.append(replace(message, tool_calls=()))
-            message = replace(message, content="", chunks=())  # noqa: PLW2901 - its second half
+            message = _silent(message)  # noqa: PLW2901 - its second half
         apart.append(message)
     return tuple(apart)
 
 
 def _with_silent_calls(messages: tuple[ChatMessage, ...]) -> tuple[ChatMessage, ...]:
-    return tuple(replace(m, content="", chunks=()) if m.tool_calls else m for m in messages)
+    return tuple(_silent(message) if message.tool_calls else message for message in messages)
+
+
+def _silent(message: ChatMessage) -> ChatMessage:
+    return replace(message, content="", chunks=(), cache_points=())
 
 
 def _with_short_ids(messages: tuple[ChatMessage, ...]) -> tuple[ChatMessage, ...]:

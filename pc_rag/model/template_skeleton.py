@@ -99,6 +99,26 @@ class Place:
             content = content.rstrip(None if self.right is Trim.WHITESPACE else "\n")
         return self.escape.apply(content)
 
+    def locate(self, content: str, offset: int) -> int:
+        """Where a place of a content lies in ``fit(content)``.
+
+        A place in what is cut off lies at that end; one that cannot be told, because of how the
+        content is escaped, at the end.
+
+        Args:
+            content: The content.
+            offset: Characters of it before the place.
+        """
+        num_cut = 0
+        if self.left is not Trim.NOTHING:
+            kept = content.lstrip(None if self.left is Trim.WHITESPACE else "\n")
+            num_cut = len(content) - len(kept)
+        if offset <= num_cut:
+            return 0
+        fitted = self.fit(content)
+        before = self.escape.apply(content[num_cut:offset])
+        return len(before) if fitted.startswith(before) else len(fitted)
+
 
 @dataclass(frozen=True, slots=True)
 class Skeleton:

@@ -5,6 +5,12 @@ from __future__ import annotations
 import pytest
 
 from pc_rag.cli import opening
+from pc_rag.corpus import Corpus
+from pc_rag.engine import PromptCache
+from pc_rag.model.conversation import CachePoint, ChatMessage
+from pc_rag.model.loading import load_model
+from pc_rag.model.sampling import GenerationConfig
+from pc_rag.types import Role
 from tests.support.cli import NUM_CHUNKS, run
 
 
@@ -64,6 +70,27 @@ def test_bytes_are_reclaimed_when_a_document_is_removed(indexed):
     assert report["num_documents"] == 1
     assert report["num_entries"] == report["num_chunks"] > 0
     assert len(entry_files(indexed)) == num_files - report["num_entries"]
+
+
+def test_kept_entries_are_reclaimed_when_they_expired(indexed):
+    """What prompts asked to be kept: an hour is not over, a moment is."""
+    num_files = len(entry_files(indexed))
+    with (
+        PromptCache.from_pretrained(
+            load_model(indexed.model), store=indexed.store / "kv"
+        ) as engine,
+        Corpus(engine, indexed.store, has_retrieval=False) as corpus,
+    ):
+        for text, ttl in (("Answer in one short sentence.", 3600.0), ("Be kind and brief.", 1e-6)):
+            kept = ChatMessage(Role.SYSTEM, text, cache_points=(CachePoint(len(text), ttl),))
+            asked = ChatMessage(Role.USER, "Who?")
+            corpus.generate((kept, asked), GenerationConfig(max_new_tokens=1))
+    assert len(entry_files(indexed)) == num_files + 2
+    report = indexed.run("gc", "--json").json
+    assert report["num_entries"] == 1
+    assert report["num_bytes"] > 0
+    assert len(entry_files(indexed)) == num_files + 1
+    assert indexed.run("gc", "--json").json["num_entries"] == 0
 
 
 def test_nothing_is_removed_when_one_id_is_unknown(indexed):

@@ -7,12 +7,14 @@ import pytest
 from pc_rag.errors import PromptError
 from pc_rag.model.chat import ChatFormat
 from pc_rag.model.conversation import (
+    CachePoint,
     ChatMessage,
     Conversation,
     ToolCall,
     ToolSpec,
     fold_system,
     merge_roles,
+    parse_ttl,
 )
 from pc_rag.types import Role
 from tests.support.tool_templates import tool_tokenizer
@@ -110,3 +112,53 @@ def test_lists_are_taken_as_tuples_when_values_are_made():
     )
     assert listed == tuples
     assert hash(listed) == hash(tuples)
+
+
+def test_cache_points_are_shifted_when_contents_are_joined():
+    """The whole text before a point stays before it."""
+    first = ChatMessage(SYSTEM, "Be kind.", cache_points=[CachePoint(8)])
+    second = ChatMessage(SYSTEM, "Be brief.", cache_points=(CachePoint(2, 60.0), CachePoint(9)))
+    (joined,) = merge_roles((first, second))
+    assert [joined.content[: p.offset] for p in joined.cache_points] == [
+        "Be kind.",
+        "Be kind.\n\nBe",
+        "Be kind.\n\nBe brief.",
+    ]
+    assert [p.ttl_seconds for p in joined.cache_points] == [300.0, 60.0, 300.0]
+    (folded,) = fold_system((first, ChatMessage(USER, "a", cache_points=(CachePoint(1),))))
+    assert [p.offset for p in folded.cache_points] == [8, 11]
+
+
+@pytest.mark.parametrize(
+    ("make", "named"),
+    [
+        (lambda: CachePoint(-1), "offset -1"),
+        (lambda: CachePoint(1.0), "offset 1.0"),
+        (lambda: CachePoint(True), "offset True"),
+        (lambda: CachePoint(0, 0.0), "ttl_seconds 0.0"),
+        (lambda: CachePoint(0, float("nan")), "ttl_seconds nan"),
+        (lambda: CachePoint(0, float("inf")), "ttl_seconds inf"),
+        (lambda: CachePoint(0, "5m"), "ttl_seconds '5m'"),
+        (lambda: ChatMessage(USER, "ab", cache_points=(CachePoint(3),)), "offset 3"),
+        (lambda: ChatMessage(USER, "ab", cache_points=(CachePoint(2), CachePoint(1))), "rising"),
+        (lambda: ChatMessage(USER, "ab", cache_points=(1,)), "hold a int"),
+    ],
+)
+def test_cache_point_is_refused_when_it_lies_nowhere_or_never_ends(make, named):
+    """At once, with what was given."""
+    with pytest.raises(PromptError, match=named):
+        make()
+
+
+def test_time_to_live_is_read_when_it_is_written_as_in_prompts():
+    """Seconds, minutes, hours."""
+    assert [parse_ttl(text) for text in ("300s", "5m", "1h")] == [300.0, 300.0, 3600.0]
+
+
+@pytest.mark.parametrize(
+    "text", ["", "5", "m", "0m", "-5m", "5 m", "1.5h", "5d", "\u0665m", None, 300]
+)
+def test_time_to_live_is_refused_when_it_is_malformed(text):
+    """Never guessed."""
+    with pytest.raises(PromptError, match="time to live"):
+        parse_ttl(text)

@@ -9,6 +9,7 @@ from langchain_core.prompts import format_document
 from pc_rag.corpus import chunk_id_of
 from pc_rag.corpus.planning import find_apart
 from pc_rag.errors import PromptError
+from pc_rag.model.conversation import CachePoint, parse_ttl
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -22,6 +23,11 @@ ContentBlock: TypeAlias = dict[str, Any]
 
 _MARK = "pc_rag"
 """The key of a block under which its chunk is named."""
+
+_CACHE_MARK = "cache_control"
+"""The key of a block behind which the prompt is to be kept, as chat models of Anthropic know it."""
+
+_DEFAULT_TTL = "5m"
 
 _SKIPPED = frozenset(
     {
@@ -117,6 +123,25 @@ def message_chunks(message: BaseMessage) -> tuple[str, tuple[str, ...]]:
         if isinstance(block, dict) and _is_chunk(block, text):
             chunks.append(text)
     return "".join(texts), tuple(chunks)
+
+
+def message_points(message: BaseMessage) -> tuple[CachePoint, ...]:
+    """Cache points of a message: behind each block with ``cache_control`` of type ``ephemeral``.
+
+    Returns:
+        Their places in the text of ``message_chunks``.
+
+    Raises:
+        PromptError: A ``ttl`` that is no time, or a block that is no text.
+    """
+    points: list[CachePoint] = []
+    offset = 0
+    for block in () if isinstance(message.content, str) else message.content:
+        offset += len(block if isinstance(block, str) else _text_of(block, message.type))
+        mark = block.get(_CACHE_MARK) if isinstance(block, dict) else None
+        if isinstance(mark, dict) and mark.get("type") == "ephemeral":
+            points.append(CachePoint(offset, parse_ttl(mark.get("ttl", _DEFAULT_TTL))))
+    return tuple(points)
 
 
 def text_block(text: str) -> ContentBlock:

@@ -20,7 +20,7 @@ from langchain_core.messages.ai import InputTokenDetails, UsageMetadata
 from langchain_core.messages.tool import invalid_tool_call, tool_call, tool_call_chunk
 from langchain_core.utils.function_calling import convert_to_openai_tool
 
-from langchain_pc_rag.chunks import message_chunks
+from langchain_pc_rag.chunks import message_chunks, message_points
 from langchain_pc_rag.settings import PROVIDER
 from pc_rag.errors import PromptError
 from pc_rag.model.conversation import ChatMessage, Conversation, ToolCall, ToolSpec
@@ -88,6 +88,7 @@ def _to_message(message: BaseMessage) -> ChatMessage:
         role=_role_of(message),
         content=content,
         chunks=chunks,
+        cache_points=message_points(message),
         tool_calls=tuple(ToolCall(c["name"], c["args"], c.get("id") or "") for c in calls),
         tool_call_id=message.tool_call_id if isinstance(message, ToolMessage) else "",
         name=message.name or "",

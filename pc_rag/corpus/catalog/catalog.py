@@ -280,10 +280,31 @@ class Catalog:
             ).fetchone()
         return str(row[0]) if row else None
 
+    def settings(self, beginning: str) -> Mapping[str, str]:
+        """Every setting whose name begins like this."""
+        with self._database.read() as connection:
+            rows = connection.execute(
+                "SELECT name, value FROM settings WHERE substr(name, 1, length(?1)) = ?1 "
+                "ORDER BY name",
+                (beginning,),
+            ).fetchall()
+        return {str(name): str(value) for name, value in rows}
+
     def put_setting(self, name: str, value: str) -> None:
         """Store a value with the corpus, for example the slot length it was created with."""
+        self.put_settings({name: value})
+
+    def put_settings(self, values: Mapping[str, str]) -> None:
+        """Store several values in one step."""
         with self._database.write() as connection:
-            connection.execute("INSERT OR REPLACE INTO settings VALUES (?, ?)", (name, value))
+            connection.executemany("INSERT OR REPLACE INTO settings VALUES (?, ?)", values.items())
+
+    def delete_unchanged(self, values: Mapping[str, str]) -> None:
+        """Delete settings that still have these values; one that changed meanwhile stays."""
+        with self._database.write() as connection:
+            connection.executemany(
+                "DELETE FROM settings WHERE name = ? AND value = ?", values.items()
+            )
 
     def delete_settings(self, beginning: str) -> None:
         """Delete every setting whose name begins like this."""
