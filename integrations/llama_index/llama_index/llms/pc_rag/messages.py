@@ -23,8 +23,9 @@ from llama_index.core.llms.llm import ToolSelection
 from pydantic import BaseModel
 
 from pc_rag.errors import PromptError
+from pc_rag.model.conversation import CachePoint as PcRagCachePoint
 from pc_rag.model.conversation import ChatMessage as PcRagMessage
-from pc_rag.model.conversation import Conversation, ToolCall, ToolSpec
+from pc_rag.model.conversation import Conversation, ToolCall, ToolSpec, parse_ttl
 from pc_rag.types import Role
 
 if TYPE_CHECKING:
@@ -53,23 +54,32 @@ def to_conversation(
 ) -> Conversation:
     """LlamaIndex's messages, and tools in OpenAI's form, as a conversation.
 
+    A ``CachePoint`` block of any type is a place up to which the prompt is kept; before all text
+    of the first message there is nothing to keep.
+
     Raises:
-        PromptError: A block that holds no text, such as an image; or a tool without a function.
+        PromptError: A block that holds no text, such as an image; a ``ttl`` that is no time; or a
+            tool without a function.
     """
     return Conversation(
-        tuple(_to_message(message) for message in messages),
+        tuple(_to_message(message, is_first=not i) for i, message in enumerate(messages)),
         tuple(_to_tool(tool) for tool in tools or ()),
     )
 
 
-def _to_message(message: ChatMessage) -> PcRagMessage:
+def _to_message(message: ChatMessage, *, is_first: bool) -> PcRagMessage:
     role = _ROLES[message.role]
     texts: list[str] = []
     calls: list[ToolCall] = []
+    points: list[PcRagCachePoint] = []
     for block in message.blocks:
         if isinstance(block, ToolCallBlock):
             calls.append(_to_call(block))
-        elif isinstance(block, CachePoint | ThinkingBlock):
+        elif isinstance(block, CachePoint):
+            offset = len(_BLOCK_SEPARATOR.join(texts))
+            if offset or not is_first:
+                points.append(PcRagCachePoint(offset, parse_ttl(block.cache_control.ttl)))
+        elif isinstance(block, ThinkingBlock):
             continue  # templates drop earlier thoughts
         else:
             texts.append(_text_of(block, role))
@@ -82,6 +92,7 @@ def _to_message(message: ChatMessage) -> PcRagMessage:
         tool_calls=tuple(calls),
         tool_call_id=str(extra.get("tool_call_id") or ""),
         name=str(extra.get("name") or ""),
+        cache_points=tuple(points),
     )
 
 
