@@ -220,6 +220,20 @@ def invalid_reasons(response: ChatResponse) -> str:
     return f" ({'; '.join(reasons)})" if reasons else ""
 
 
+def with_joined_lists(prompt_args: dict[str, Any]) -> dict[str, Any]:
+    """Arguments of a prompt, lists of texts joined.
+
+    ``SimpleSummarize`` gives its context as a list, which a template would write as Python does:
+    with brackets, quotes and escapes in which no chunk stands verbatim.
+    """
+    return {
+        name: "\n".join(value)
+        if isinstance(value, list) and all(isinstance(each, str) for each in value)
+        else value
+        for name, value in prompt_args.items()
+    }
+
+
 def chat_piece(text: str, delta: str) -> ChatResponse:
     """A piece of a streamed answer.
 

@@ -11,6 +11,7 @@ from llama_index.core.instrumentation.events.llm import (
 )
 from llama_index.core.program.utils import process_streaming_objects
 from llama_index.core.types import PydanticProgramMode
+from llama_index.llms.pc_rag.messages import with_joined_lists
 from llama_index.llms.pc_rag.settings import PcRagSettings
 from llama_index_instrumentation import get_dispatcher
 from pydantic import BaseModel, ValidationError
@@ -175,7 +176,7 @@ class GrammarProgram:
 
     def _messages(self, prompt_args: dict[str, Any]) -> list[ChatMessage]:
         return self._llm._extend_messages(  # noqa: SLF001 - LlamaIndex's own way to the system prompt
-            self._prompt.format_messages(llm=self._llm, **prompt_args)
+            self._prompt.format_messages(llm=self._llm, **with_joined_lists(prompt_args))
         )
 
     def _partial(self, response: ChatResponse) -> BaseModel:
