@@ -245,8 +245,21 @@ def chat_piece(text: str, delta: str) -> ChatResponse:
 
 
 def chat_response(reply: Reply, *, delta: str | None = None) -> ChatResponse:
-    """A whole answer; the last piece of a streamed one has an empty ``delta``."""
+    """A whole answer; the last piece of a streamed one has an empty ``delta``.
+
+    Its calls stand in blocks, and once more in ``additional_kwargs`` in OpenAI's form, where
+    LlamaIndex's streaming programs look for them.
+    """
     message = _answer(full_text(reply))
+    if reply.tool_calls:
+        message.additional_kwargs["tool_calls"] = [
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {"name": call.name, "arguments": json.dumps(dict(call.arguments))},
+            }
+            for call in reply.tool_calls
+        ]
     message.blocks += [
         ToolCallBlock(tool_call_id=call.id, tool_name=call.name, tool_kwargs=dict(call.arguments))
         for call in reply.tool_calls
