@@ -144,7 +144,8 @@ def tool_choice_of(choice: Any) -> tuple[ToolChoice, str | None]:  # noqa: ANN40
         return ToolChoice.NONE, None
     name = choice
     if isinstance(choice, dict):
-        name = (choice.get("function") or choice).get("name")
+        function = choice.get("function") or choice
+        name = function.get("name") if isinstance(function, dict) else None
     if not isinstance(name, str) or not name:
         raise ConfigError(
             f"tool_choice {choice!r} is unknown; use 'auto', 'any', 'none', the name of a tool, or "

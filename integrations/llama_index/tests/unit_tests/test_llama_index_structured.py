@@ -148,6 +148,14 @@ async def test_lists_are_joined_when_an_argument_is_one(corpus, llm, way):
     assert f"{CAT}\n{DOG}" in shown(corpus, requests[0])
 
 
+async def test_words_about_tools_are_left_out_when_no_tool_is_used(corpus, llm, way):
+    """LlamaIndex's own programs take them, so callers give them."""
+    words = {"tool_choice": "required", "tool_required": True, "allow_parallel_tool_calls": False}
+    with scripted(corpus.engine, POINT):
+        assert (await predicted(llm, way, llm_kwargs=words))[-1] == Point(x=1, y=2)
+    assert len(words) == 3
+
+
 async def test_stream_is_closed_when_its_consumer_leaves(corpus, llm):
     """Pitfall 26: one request, cancelled."""
     with scripted(corpus.engine, POINT):

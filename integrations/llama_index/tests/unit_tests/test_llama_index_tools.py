@@ -384,3 +384,11 @@ async def test_agent_raises_when_the_model_fails(corpus, llm):
     agent = FunctionAgent(tools=[WEATHER], llm=llm)
     with scripted(corpus.engine, "abc", fail_at=1), pytest.raises(ZeroDivisionError):
         await agent.run("How is Oslo?")
+
+
+async def test_agent_gives_an_object_when_it_is_asked_for_one(corpus, llm):
+    """``output_cls`` of an agent: the run, and then an answer held to the class."""
+    agent = FunctionAgent(tools=[WEATHER], llm=llm, output_cls=ClockArguments)
+    with turns(corpus.engine, CALL, "It is sunny.", '{"zone": "utc"}'):
+        response = await agent.run("How is Oslo, and in which zone?")
+    assert response.get_pydantic_model(ClockArguments) == ClockArguments(zone="utc")

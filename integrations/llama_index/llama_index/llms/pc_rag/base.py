@@ -20,6 +20,7 @@ from llama_index.llms.pc_rag.streams import apieces_of, arun, atold, pieces_of, 
 from llama_index.llms.pc_rag.structured import StructuredPrediction
 
 from pc_rag.errors import GenerationError
+from pc_rag.model.conversation import check_text
 from pc_rag.serving import begin_call
 
 if TYPE_CHECKING:
@@ -204,6 +205,7 @@ class PcRagLLM(StructuredPrediction):
     ) -> ReplyStream:
         if formatted or not self.metadata.is_chat_model:
             return self._begin(prompt, kwargs)
+        check_text(prompt, "the prompt")  # a message would take something else for no text
         return self._begin_chat([ChatMessage(role=MessageRole.USER, content=prompt)], kwargs)
 
     def _begin(self, prompt: TextPrompt, given: dict[str, Any]) -> ReplyStream:

@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 
 dispatcher = get_dispatcher(__name__)
 
+_OF_TOOLS = frozenset({"tool_choice", "tool_required", "allow_parallel_tool_calls"})
+"""Settings of calls that LlamaIndex's programs take for their own, as the class is their tool."""
+
 
 class StructuredPrediction(PcRagSettings):
     """LlamaIndex's structured prediction, by grammar: it works with every model."""
@@ -137,7 +140,8 @@ class GrammarProgram:
         self._prompt = prompt
         schema = {"name": output_cls.__name__, "schema": output_cls.model_json_schema()}
         response_format = {"type": "json_schema", "json_schema": schema}
-        self._kwargs = {**(llm_kwargs or {}), "response_format": response_format}
+        given = {name: value for name, value in (llm_kwargs or {}).items() if name not in _OF_TOOLS}
+        self._kwargs = {**given, "response_format": response_format}
 
     def run(self, prompt_args: dict[str, Any]) -> BaseModel:
         """The object.
