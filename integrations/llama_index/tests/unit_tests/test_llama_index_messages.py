@@ -286,6 +286,13 @@ def test_tool_is_refused_when_it_is_no_function(llm, tool):
         llm.chat([ChatMessage(content="Hi")], tools=[tool])
 
 
+@pytest.mark.parametrize("tools", [5, "weather", {"type": "function"}], ids=str)
+def test_tools_are_refused_when_they_are_no_list(llm, tools):
+    """Not by a ``TypeError``, which LlamaIndex swallows."""
+    with pytest.raises(PromptError, match="give a list"):
+        llm.chat([ChatMessage(content="Hi")], tools=tools)
+
+
 def test_tool_is_described_when_it_comes_from_a_function():
     """Name, description and schema."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from llama_index.core.base.llms.types import (
@@ -29,7 +29,7 @@ from pc_rag.model.conversation import Conversation, ToolCall, ToolSpec, parse_tt
 from pc_rag.types import Role
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator
 
     from llama_index.core.base.llms.types import ContentBlock
 
@@ -61,6 +61,8 @@ def to_conversation(
         PromptError: A block that holds no text, such as an image; a ``ttl`` that is no time; or a
             tool without a function.
     """
+    if tools is not None and (isinstance(tools, str) or not isinstance(tools, Sequence)):
+        raise PromptError(f"tools are {tools!r:.200}; give a list, in OpenAI's form")
     return Conversation(
         tuple(_to_message(message, is_first=not i) for i, message in enumerate(messages)),
         tuple(_to_tool(tool) for tool in tools or ()),
