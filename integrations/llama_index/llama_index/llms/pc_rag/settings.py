@@ -307,7 +307,7 @@ class PcRagSettings(FunctionCallingLLM, CustomLLM):
         return self.__copy__()
 
     def __getstate__(self) -> dict[str, Any]:
-        """For pickle: settings, without the model.
+        """For pickle: settings, without the model, its listeners and its rate limiter.
 
         Raises:
             ConfigError: A corpus or engine was lent, which no other process can have.
@@ -318,7 +318,12 @@ class PcRagSettings(FunctionCallingLLM, CustomLLM):
                 "from a model name and a store"
             )
         fields = {name: getattr(self, name) for name in type(self).model_fields}
-        default = {"callback_manager", "messages_to_prompt", "completion_to_prompt"}
+        default = {
+            "callback_manager",
+            "rate_limiter",
+            "messages_to_prompt",
+            "completion_to_prompt",
+        }
         return {
             "__dict__": {name: value for name, value in fields.items() if name not in default},
             "__pydantic_private__": None,
