@@ -12,7 +12,7 @@ from llama_index.core.prompts import PromptTemplate
 from llama_index.llms.pc_rag import PcRagLLM
 
 from pc_rag.corpus import Corpus
-from pc_rag.errors import ConfigError, GenerationTimeoutError, PromptCacheError
+from pc_rag.errors import ConfigError, GenerationTimeoutError, PromptCacheError, PromptError
 from pc_rag.metrics import RequestMetrics
 from pc_rag.types import HitKind, MissReason
 from tests.support.corpora import CAT, DOG, loaded_model, recorded, tiny_engine
@@ -188,6 +188,12 @@ async def test_sampling_is_the_calls_when_it_says_how(llm, way):
         ({"response_format": {"type": "xml"}}, "response_format"),
         ({"model": "other-model"}, "other-model"),
         ({"seed": "x"}, "seed"),
+        ({"template": 5}, "template is 5"),
+        ({"reuse": "false"}, "reuse is 'false'"),
+        ({"learn_prefix": "yes"}, "learn_prefix is 'yes'"),
+        ({"parallel_tool_calls": "no"}, "parallel_tool_calls is 'no'"),
+        ({"model": 3}, "model is 3"),
+        ({"response_format": {"type": "json_schema", "json_schema": {"schema": 3}}}, "is unknown"),
         ({"top_p": 2}, "top_p"),
     ],
     ids=str,
@@ -249,3 +255,12 @@ async def test_prompt_is_refused_when_it_is_longer_than_the_window(llm, way):
     """With the numbers, and by an error that LlamaIndex does not swallow."""
     with pytest.raises(PromptCacheError, match="2048"):
         await ask(llm, way, "x" * 3000)
+
+
+@pytest.mark.parametrize("prompt", [None, 5, ["Hi"]], ids=str)
+@pytest.mark.parametrize("formatted", [True, False])
+async def test_prompt_is_refused_when_it_is_no_text(llm, prompt, formatted):
+    """An empty prompt would be answered otherwise, and nobody would know."""
+    for way in (each for each in WAYS if "complete" in each):
+        with pytest.raises(PromptError):
+            await ask(llm, way, prompt, formatted=formatted)

@@ -14,11 +14,13 @@ from llama_index.llms.pc_rag.messages import (
     invalid_reasons,
     to_conversation,
     tool_selections,
+    with_joined_lists,
 )
 from llama_index.llms.pc_rag.streams import apieces_of, arun, atold, pieces_of, run, told
 from llama_index.llms.pc_rag.structured import StructuredPrediction
 
 from pc_rag.errors import GenerationError
+from pc_rag.model.conversation import check_text
 from pc_rag.serving import begin_call
 
 if TYPE_CHECKING:
@@ -155,13 +157,14 @@ class PcRagLLM(StructuredPrediction):
     ) -> dict[str, Any]:
         if isinstance(user_msg, str):
             user_msg = ChatMessage(role=MessageRole.USER, content=user_msg)
+        given = {name: value for name, value in kwargs.items() if value is not None}
         chosen = {"tool_choice": "any"} if tool_required and tools else {}
         return {
             "messages": [*(chat_history or ()), *([user_msg] if user_msg else ())],
             "tools": [tool.metadata.to_openai_tool(skip_length_check=True) for tool in tools],
             "parallel_tool_calls": allow_parallel_tool_calls,
             **chosen,
-            **kwargs,
+            **given,
         }
 
     def get_tool_calls_from_response(
@@ -185,10 +188,10 @@ class PcRagLLM(StructuredPrediction):
         return found
 
     def _get_messages(self, prompt: BasePromptTemplate, **prompt_args: Any) -> list[ChatMessage]:
-        return super()._get_messages(prompt, **_with_joined_lists(prompt_args))
+        return super()._get_messages(prompt, **with_joined_lists(prompt_args))
 
     def _get_prompt(self, prompt: BasePromptTemplate, **prompt_args: Any) -> str:
-        return super()._get_prompt(prompt, **_with_joined_lists(prompt_args))
+        return super()._get_prompt(prompt, **with_joined_lists(prompt_args))
 
     def _begin_chat(self, messages: Sequence[ChatMessage], kwargs: dict[str, Any]) -> ReplyStream:
         given = dict(kwargs)
@@ -202,21 +205,8 @@ class PcRagLLM(StructuredPrediction):
     ) -> ReplyStream:
         if formatted or not self.metadata.is_chat_model:
             return self._begin(prompt, kwargs)
+        check_text(prompt, "the prompt")  # a message would take something else for no text
         return self._begin_chat([ChatMessage(role=MessageRole.USER, content=prompt)], kwargs)
 
     def _begin(self, prompt: TextPrompt, given: dict[str, Any]) -> ReplyStream:
         return begin_call(self.host, prompt, given, self._defaults)
-
-
-def _with_joined_lists(prompt_args: dict[str, Any]) -> dict[str, Any]:
-    """Arguments of a prompt, lists of texts joined.
-
-    ``SimpleSummarize`` gives its context as a list, which a template would write as Python does:
-    with brackets, quotes and escapes in which no chunk stands verbatim.
-    """
-    return {
-        name: "\n".join(value)
-        if isinstance(value, list) and all(isinstance(each, str) for each in value)
-        else value
-        for name, value in prompt_args.items()
-    }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from llama_index.core.base.llms.types import (
@@ -23,12 +23,13 @@ from llama_index.core.llms.llm import ToolSelection
 from pydantic import BaseModel
 
 from pc_rag.errors import PromptError
+from pc_rag.model.conversation import CachePoint as PcRagCachePoint
 from pc_rag.model.conversation import ChatMessage as PcRagMessage
-from pc_rag.model.conversation import Conversation, ToolCall, ToolSpec
+from pc_rag.model.conversation import Conversation, ToolCall, ToolSpec, parse_ttl
 from pc_rag.types import Role
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator
 
     from llama_index.core.base.llms.types import ContentBlock
 
@@ -53,23 +54,34 @@ def to_conversation(
 ) -> Conversation:
     """LlamaIndex's messages, and tools in OpenAI's form, as a conversation.
 
+    A ``CachePoint`` block of any type is a place up to which the prompt is kept; before all text
+    of the first message there is nothing to keep.
+
     Raises:
-        PromptError: A block that holds no text, such as an image; or a tool without a function.
+        PromptError: A block that holds no text, such as an image; a ``ttl`` that is no time; or a
+            tool without a function.
     """
+    if tools is not None and (isinstance(tools, str) or not isinstance(tools, Sequence)):
+        raise PromptError(f"tools are {tools!r:.200}; give a list, in OpenAI's form")
     return Conversation(
-        tuple(_to_message(message) for message in messages),
+        tuple(_to_message(message, is_first=not i) for i, message in enumerate(messages)),
         tuple(_to_tool(tool) for tool in tools or ()),
     )
 
 
-def _to_message(message: ChatMessage) -> PcRagMessage:
+def _to_message(message: ChatMessage, *, is_first: bool) -> PcRagMessage:
     role = _ROLES[message.role]
     texts: list[str] = []
     calls: list[ToolCall] = []
+    points: list[PcRagCachePoint] = []
     for block in message.blocks:
         if isinstance(block, ToolCallBlock):
             calls.append(_to_call(block))
-        elif isinstance(block, CachePoint | ThinkingBlock):
+        elif isinstance(block, CachePoint):
+            offset = len(_BLOCK_SEPARATOR.join(texts))
+            if offset or not is_first:
+                points.append(PcRagCachePoint(offset, parse_ttl(block.cache_control.ttl)))
+        elif isinstance(block, ThinkingBlock):
             continue  # templates drop earlier thoughts
         else:
             texts.append(_text_of(block, role))
@@ -82,6 +94,7 @@ def _to_message(message: ChatMessage) -> PcRagMessage:
         tool_calls=tuple(calls),
         tool_call_id=str(extra.get("tool_call_id") or ""),
         name=str(extra.get("name") or ""),
+        cache_points=tuple(points),
     )
 
 
@@ -209,6 +222,20 @@ def invalid_reasons(response: ChatResponse) -> str:
     return f" ({'; '.join(reasons)})" if reasons else ""
 
 
+def with_joined_lists(prompt_args: dict[str, Any]) -> dict[str, Any]:
+    """Arguments of a prompt, lists of texts joined.
+
+    ``SimpleSummarize`` gives its context as a list, which a template would write as Python does:
+    with brackets, quotes and escapes in which no chunk stands verbatim.
+    """
+    return {
+        name: "\n".join(value)
+        if isinstance(value, list) and all(isinstance(each, str) for each in value)
+        else value
+        for name, value in prompt_args.items()
+    }
+
+
 def chat_piece(text: str, delta: str) -> ChatResponse:
     """A piece of a streamed answer.
 
@@ -220,8 +247,21 @@ def chat_piece(text: str, delta: str) -> ChatResponse:
 
 
 def chat_response(reply: Reply, *, delta: str | None = None) -> ChatResponse:
-    """A whole answer; the last piece of a streamed one has an empty ``delta``."""
+    """A whole answer; the last piece of a streamed one has an empty ``delta``.
+
+    Its calls stand in blocks, and once more in ``additional_kwargs`` in OpenAI's form, where
+    LlamaIndex's streaming programs look for them.
+    """
     message = _answer(full_text(reply))
+    if reply.tool_calls:
+        message.additional_kwargs["tool_calls"] = [
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {"name": call.name, "arguments": json.dumps(dict(call.arguments))},
+            }
+            for call in reply.tool_calls
+        ]
     message.blocks += [
         ToolCallBlock(tool_call_id=call.id, tool_name=call.name, tool_kwargs=dict(call.arguments))
         for call in reply.tool_calls

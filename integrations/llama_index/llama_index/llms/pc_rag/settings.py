@@ -50,7 +50,7 @@ class PcRagSettings(FunctionCallingLLM, CustomLLM):
     """A corpus that is open already, in place of ``model`` and ``store``. Lent."""
     engine: PromptCache | None = Field(default=None, exclude=True, repr=False)
     """An engine that is open already, in place of ``model`` and ``store``. Lent."""
-    engine_config: EngineConfig | None = Field(default=None, exclude=True, repr=False)
+    engine_config: EngineConfig | None = Field(default=None, repr=False)
     """Capacities and policies; ``None`` reads ``PC_RAG_*`` variables, else the defaults."""
     dtype: str = "auto"
     """Compute dtype: ``"auto"``, ``"float32"``, ``"bfloat16"`` or ``"float16"``."""
@@ -286,10 +286,17 @@ class PcRagSettings(FunctionCallingLLM, CustomLLM):
 
     @property
     def _num_template_tokens(self) -> int:
-        """Tokens that the chat template puts around one message."""
+        """Tokens that the chat template puts around a prompt's messages.
+
+        Of a prompt with a system text beside ``system_prompt``, and one exchange before the
+        question: as many as prompts of LlamaIndex have, which counts the contents only.
+        """
         text = "x"
-        pieces = self.host.chat_format.render([PcRagMessage(Role.USER, text)])
-        return sum(len(piece.token_ids) for piece in pieces) - len(self.tokenizer(text))
+        systems = [PcRagMessage(Role.SYSTEM, text)] * 2
+        exchange = [PcRagMessage(role, text) for role in (Role.USER, Role.ASSISTANT, Role.USER)]
+        pieces = self.host.chat_format.render([*systems, *exchange])
+        num_content_tokens = 5 * len(self.tokenizer(text))
+        return sum(len(piece.token_ids) for piece in pieces) - num_content_tokens
 
     def __copy__(self) -> Self:
         """A copy that shares the model."""
@@ -300,7 +307,7 @@ class PcRagSettings(FunctionCallingLLM, CustomLLM):
         return self.__copy__()
 
     def __getstate__(self) -> dict[str, Any]:
-        """For pickle: settings, without the model.
+        """For pickle: settings, without the model, its listeners and its rate limiter.
 
         Raises:
             ConfigError: A corpus or engine was lent, which no other process can have.
@@ -311,7 +318,12 @@ class PcRagSettings(FunctionCallingLLM, CustomLLM):
                 "from a model name and a store"
             )
         fields = {name: getattr(self, name) for name in type(self).model_fields}
-        default = {"callback_manager", "messages_to_prompt", "completion_to_prompt"}
+        default = {
+            "callback_manager",
+            "rate_limiter",
+            "messages_to_prompt",
+            "completion_to_prompt",
+        }
         return {
             "__dict__": {name: value for name, value in fields.items() if name not in default},
             "__pydantic_private__": None,

@@ -11,6 +11,7 @@ from llama_index.core.instrumentation.events.llm import (
 )
 from llama_index.core.program.utils import process_streaming_objects
 from llama_index.core.types import PydanticProgramMode
+from llama_index.llms.pc_rag.messages import with_joined_lists
 from llama_index.llms.pc_rag.settings import PcRagSettings
 from llama_index_instrumentation import get_dispatcher
 from pydantic import BaseModel, ValidationError
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
     from llama_index.core.types import Model
 
 dispatcher = get_dispatcher(__name__)
+
+_OF_TOOLS = frozenset({"tool_choice", "tool_required", "allow_parallel_tool_calls"})
+"""Settings of calls that LlamaIndex's programs take for their own, as the class is their tool."""
 
 
 class StructuredPrediction(PcRagSettings):
@@ -136,7 +140,8 @@ class GrammarProgram:
         self._prompt = prompt
         schema = {"name": output_cls.__name__, "schema": output_cls.model_json_schema()}
         response_format = {"type": "json_schema", "json_schema": schema}
-        self._kwargs = {**(llm_kwargs or {}), "response_format": response_format}
+        given = {name: value for name, value in (llm_kwargs or {}).items() if name not in _OF_TOOLS}
+        self._kwargs = {**given, "response_format": response_format}
 
     def run(self, prompt_args: dict[str, Any]) -> BaseModel:
         """The object.
@@ -175,7 +180,7 @@ class GrammarProgram:
 
     def _messages(self, prompt_args: dict[str, Any]) -> list[ChatMessage]:
         return self._llm._extend_messages(  # noqa: SLF001 - LlamaIndex's own way to the system prompt
-            self._prompt.format_messages(llm=self._llm, **prompt_args)
+            self._prompt.format_messages(llm=self._llm, **with_joined_lists(prompt_args))
         )
 
     def _partial(self, response: ChatResponse) -> BaseModel:
