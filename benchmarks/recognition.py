@@ -5,8 +5,8 @@ Measured: ``Recognizer.find`` of a 20,000-character prompt against a corpus of `
 different ways; the time to add the chunks at once, and one by one to a corpus that is there; memory
 beyond the texts themselves. Not measured: tokenising, planning, the catalog. The limit is held
 against the CPU time of the call, which on a free core is the wall time that stands beside it.
-Prompts alternate, so that no arm has the caches to itself. Before timing, every result is compared
-with ``str.find``.
+Prompts alternate, so that no arm has the caches to itself. Before timing, every whole chunk found
+is compared with ``str.find``, and every part with the chunk that it is said to be of.
 
     python benchmarks/recognition.py [--chunks 100000] [--repeats 30] [--seed 0]
 """
@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pc_rag.corpus.recognition import Recognizer
+from pc_rag.corpus.recognition import ChunkPart, Recognizer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 PROMPT_CHARS = 20_000
 LIMIT_MS = 10.0
 HEADER = ("Licensed under a licence; you may use this text in compliance with it only. " * 3)[:200]
+FOOTER = HEADER[::-1]
 NUM_NESTED = 2_000
 NUM_WARM_UP = 3
 REPEATED = "one repeated character"
@@ -61,6 +62,16 @@ def prompt_of(rng: random.Random, chunks: Chunks) -> str:
     """Retrieved chunks with headers between them, cut to the measured length."""
     parts = [f"Source: file {rng.random()}\n{text}" for _, text in rng.sample(chunks, 120)]
     return "\n\n".join(parts)[:PROMPT_CHARS]
+
+
+def parts_prompt(rng: random.Random, chunks: Chunks) -> str:
+    """As ``prompt_of``, of heads and tails of chunks, as a caller that splits them makes it."""
+    halves = [
+        text[:end] if rng.random() < 0.5 else text[-end:]
+        for _, text in rng.sample(chunks, 120)
+        for end in (len(text) * 3 // 4,)
+    ]
+    return "\n---\n".join(halves)[:PROMPT_CHARS]
 
 
 def found_by_search(chunks: Chunks, prompt: str) -> list[str]:
@@ -125,9 +136,13 @@ def check(recognizer: Recognizer, chunks: Chunks, prompts: dict[str, str]) -> di
     num_found = {}
     for name, prompt in prompts.items():
         matches = recognizer.find(prompt)
-        assert all(prompt[match.start : match.end] == texts[match.chunk_id] for match in matches)
+        for match in matches:
+            text, standing = texts[match.chunk_id], prompt[match.start : match.end]
+            is_head, is_tail = text.startswith(standing), text.endswith(standing)
+            assert is_tail if match.part is ChunkPart.TAIL else is_head
+            assert match.part is not ChunkPart.WHOLE or text == standing
         if name != REPEATED:  # a run stands at many places, of which str.find gives the first
-            ids = [match.chunk_id for match in matches]
+            ids = [match.chunk_id for match in matches if match.part is ChunkPart.WHOLE]
             assert list(dict.fromkeys(ids)) == found_by_search(chunks, prompt), name
         num_found[name] = len(matches)
     return num_found
@@ -139,9 +154,16 @@ def make_corpora(rng: random.Random, num_chunks: int) -> dict[str, Chunks]:
     return {
         "random": make_texts(rng, num_chunks),
         "shared 200-character header": make_texts(rng, num_chunks, HEADER),
+        "shared 200-character footer": [
+            (name, f"{text} {FOOTER}") for name, text in make_texts(rng, num_chunks)
+        ],
         "2,000 of them runs of a": make_texts(rng, num_random) + nested(NUM_NESTED, "a", ""),
         "2,000 of them runs of a, then b": make_texts(rng, num_random)
         + nested(NUM_NESTED, "a", "b"),
+        "2,000 of them 250 a, then words": make_texts(rng, num_random)
+        + [(f"run {name}", text) for name, text in make_texts(rng, NUM_NESTED, "a" * 250)],
+        "2,000 of them words, then 250 a": make_texts(rng, num_random)
+        + [(f"run {name}", f"{text} {'a' * 250}") for name, text in make_texts(rng, NUM_NESTED)],
     }
 
 
@@ -151,6 +173,8 @@ def run(corpus: str, chunks: Chunks, rng: random.Random, repeats: int) -> dict[s
         "retrieved chunks": prompt_of(rng, chunks[:-NUM_NESTED]),
         REPEATED: "a" * PROMPT_CHARS,
         "repeated shared header": (HEADER * PROMPT_CHARS)[:PROMPT_CHARS],
+        "repeated shared footer": (FOOTER * PROMPT_CHARS)[:PROMPT_CHARS],
+        "parts of chunks": parts_prompt(rng, chunks[:-NUM_NESTED]),
         "nothing to find": prompt_of(rng, make_texts(rng, 200)),
     }
     recognizer, building = build(chunks)

@@ -72,7 +72,8 @@ class HitKind(StrEnum):
     COMPOSED = "composed"
     """Placed entries: each saw its own visibility, not the other chunks."""
     PARTIAL = "partial"
-    """Only some of the module's tokens came from its entry."""
+    """The prompt holds only the head of the module: those tokens came from its entry, placed. The
+    reason is ``MissReason.SPLIT``."""
 
 
 class MissReason(StrEnum):
@@ -91,6 +92,9 @@ class MissReason(StrEnum):
     """The repair policy recomputed every token of it."""
     REUSE_OFF = "reuse-off"
     """The request asked for the uncached arm."""
+    SPLIT = "split"
+    """The prompt holds only a part of it, as when a caller splits chunks. A head is a partial hit
+    all the same; a tail is computed, because its tokens attended a head that is not there."""
 
 
 class Tier(StrEnum):

@@ -27,6 +27,7 @@ from pc_rag.corpus.reports import (
     RetrievedChunk,
 )
 from pc_rag.corpus.retrieval import ScoredId, VectorIndex
+from pc_rag.corpus.upkeep import ReconcileReport, Upkeep
 
 __all__ = [
     "Answer",
@@ -46,10 +47,12 @@ __all__ = [
     "PromptFormat",
     "Recognized",
     "Recognizer",
+    "ReconcileReport",
     "RetrievedChunk",
     "ScoredId",
     "SkippedFile",
     "TextChunk",
+    "Upkeep",
     "VectorIndex",
     "as_embedder",
     "chunk_id_of",

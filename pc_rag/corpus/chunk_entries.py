@@ -72,6 +72,17 @@ class ChunkEntries:
         self._catalog.record_tokens(chunk_id, token_ids)
         return token_ids
 
+    def stored(self, chunk_id: ChunkId) -> NewChunk | None:
+        """A chunk's text with its tokens; ``None`` where it has gone.
+
+        Raises:
+            LayoutError: Another tokenizer made it, and its tokens now do not fit a slot.
+        """
+        record = self._catalog.chunk(chunk_id)
+        if record is None:
+            return None
+        return NewChunk(record.text, self.tokens_of(chunk_id, record.text))
+
     def wanted(
         self, chunks: Iterable[NewChunk], prefixes: Sequence[CorpusPrefix]
     ) -> Iterator[WantedEntry]:

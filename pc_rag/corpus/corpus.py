@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Self
 from pc_rag.corpus.catalog import Catalog
 from pc_rag.corpus.chunking import Chunker
 from pc_rag.corpus.documents import as_documents
-from pc_rag.corpus.embedding import as_embedder, default_embedder
+from pc_rag.corpus.embedding import lazy_embedder
 from pc_rag.corpus.garbage import collect_garbage
 from pc_rag.corpus.ingest import Ingest
 from pc_rag.corpus.kept import KeptEntries
@@ -18,8 +18,9 @@ from pc_rag.corpus.prefix_set import PrefixSet
 from pc_rag.corpus.prompt_format import PromptFormat
 from pc_rag.corpus.prompts import CorpusPrompts
 from pc_rag.corpus.reports import Answer, AnswerStream, CorpusStats
+from pc_rag.corpus.slots import check_slots
+from pc_rag.corpus.upkeep import Upkeep
 from pc_rag.corpus.warming import Warmer
-from pc_rag.errors import ConfigError
 from pc_rag.metrics import Phase
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import TracebackType
 
+    from pc_rag.corpus.catalog.records import DocumentRecord
     from pc_rag.corpus.documents import Document
     from pc_rag.corpus.embedding import Embedder, EmbedFunction
     from pc_rag.corpus.ingest import OnProgress
@@ -36,8 +38,6 @@ if TYPE_CHECKING:
     from pc_rag.engine import Completion, CompletionStream, PromptCache, Request
     from pc_rag.model.conversation import TextPrompt
     from pc_rag.model.sampling import GenerationConfig
-
-_SLOT_SETTING = "slot_tokens"
 
 
 class Corpus:
@@ -57,6 +57,9 @@ class Corpus:
             store: nothing is embedded, and ``search``, ``answer`` and ``stream`` are refused.
             Chunks in prompts are recognised as always.
 
+    Attributes:
+        upkeep: Keeps the corpus in step with an owner of its documents, such as a framework.
+
     Raises:
         ConfigError: The folder was made with another slot length, ``embedding`` does not say which
             model it is or is given without retrieval, or ``chunk_tokens`` is not positive.
@@ -75,11 +78,7 @@ class Corpus:
     ) -> None:
         self.engine = engine
         self.prompt_format = prompt_format or PromptFormat()
-        if embedding is not None and not has_retrieval:
-            raise ConfigError(
-                "embedding is given, and has_retrieval=False embeds nothing; leave out one of them"
-            )
-        embedder = None if embedding is None else as_embedder(embedding)
+        embedder = lazy_embedder(embedding, has_retrieval=has_retrieval)
         tokenizer = engine.loaded.tokenizer
         chunker = Chunker(
             lambda text: len(tokenizer.encode_text(text)),
@@ -90,11 +89,8 @@ class Corpus:
                 folder = opened.enter_context(tempfile.TemporaryDirectory(prefix="pc-rag-"))
             self._catalog = Catalog(folder, tokenizer_id=tokenizer.digest)
             opened.enter_context(self._catalog)
-            self._check_slots()
-            self._lookup = ChunkLookup(
-                self._catalog,
-                (lambda: embedder or default_embedder()) if has_retrieval else None,
-            )
+            check_slots(self._catalog, engine.config.slot_tokens)
+            self._lookup = ChunkLookup(self._catalog, embedder)
             self._open_parts(chunker, opened)
             self._opened = opened.pop_all()
 
@@ -121,6 +117,12 @@ class Corpus:
         opened.callback(self._prefixes.close)
         self._warmer = Warmer(engine, self._lookup, self._ingest.entries, self._prefixes)
         opened.callback(self._warmer.close)
+        self.upkeep = Upkeep(
+            engine,
+            self._catalog,
+            lambda: self._prefixes.encoded,
+            self.add,
+        )
 
     @property
     def prefix(self) -> str:
@@ -176,6 +178,10 @@ class Corpus:
             on_published=self._lookup.published,
             pinned=pinned,
         )
+
+    def documents(self, *, id_beginning: str = "") -> tuple[DocumentRecord, ...]:
+        """The documents whose ids begin like this, by id."""
+        return self._catalog.documents(id_beginning=id_beginning)
 
     def remove(self, document_id: str) -> bool:
         """Remove a document; its chunks are no longer found. ``gc`` reclaims their bytes."""
@@ -282,7 +288,9 @@ class Corpus:
         Args:
             prompt: Plain text, or a conversation; chunks stand in it verbatim, whatever surrounds
                 them. Those that a message names (``ChatMessage.chunks``) are found even if they are
-                too short to be recognised. Up to its last ``CachePoint`` it is kept as it stands.
+                too short to be recognised. Of a chunk that was split, a long enough head is read
+                from its entry; metrics say ``split``. Up to its last ``CachePoint`` it is kept as
+                it stands.
             config: How to choose tokens and when to stop.
             reuse: ``False`` computes every token of the same prompt.
             template: Label in the metrics, so that hit rates can be told apart by prompt template;
@@ -311,7 +319,8 @@ class Corpus:
         the corpus is closed or the process ends. Entries brought near count as hits of the store.
 
         Args:
-            texts: Retrieved texts, or whole prompts: a text is a chunk, or chunks stand in it.
+            texts: Retrieved texts, or whole prompts: a text is a chunk, or chunks (or heads of
+                chunks) stand in it.
 
         Returns:
             Resolves to the number of chunks warmed, or to the error that ended it.
@@ -342,14 +351,14 @@ class Corpus:
         return self._prefixes.adopt(self._prompts.head(head))
 
     def learn_prefix(self, prompt: TextPrompt) -> Future[int] | None:
-        """Adopt the text before the first recognised chunk of a prompt.
+        """Adopt the text before the first recognised chunk, or part of a chunk, of a prompt.
 
         Meant to be called after every request that reports ``other-prefix``: where there is no room
         it costs nothing, otherwise about what planning the prompt does (milliseconds).
 
         Returns:
-            As ``adopt_prefix``; ``None`` where no chunk stands in the prompt, its head is known, or
-            there is no room for another prefix.
+            As ``adopt_prefix``; ``None`` where no whole chunk stands in the prompt (a part may be a
+            quotation), its head is known, or there is no room for another prefix.
         """
         if self._prefixes.is_full:
             return None
@@ -384,15 +393,3 @@ class Corpus:
         traceback: TracebackType | None,
     ) -> None:
         self.close()
-
-    def _check_slots(self) -> None:
-        """The slot length belongs to the corpus: chunks longer than another would not fit."""
-        wanted = str(self.engine.config.slot_tokens)
-        stored = self._catalog.setting(_SLOT_SETTING)
-        if stored is None:
-            self._catalog.put_setting(_SLOT_SETTING, wanted)
-        elif stored != wanted:
-            raise ConfigError(
-                f"the corpus was created with slot_tokens={stored}; this engine is configured "
-                f"with slot_tokens={wanted}. Use slot_tokens={stored}, or another folder"
-            )

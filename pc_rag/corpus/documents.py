@@ -6,12 +6,15 @@ import hashlib
 import struct
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from pc_rag.errors import IngestError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
+
+CHUNK_SEPARATOR = "\n\n"
+"""Stands between the chunks in the text of a document that was split elsewhere."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,10 +29,12 @@ class Document:
         metadata: Facts to filter by. Copied, so later changes to the mapping do not show.
         is_whole: Never split the text: stripped at both ends it is one chunk, whatever its length.
             For texts that were split elsewhere.
+        chunks: The chunks of a text that was split elsewhere, in order, taken as they are; ``None``
+            where the corpus splits. See ``of_chunks``, which makes such a document.
 
     Raises:
-        IngestError: A text is not valid Unicode, the id is empty, or a metadata key or value is not
-            a string.
+        IngestError: A text is not valid Unicode, the id is empty, a metadata key or value is not a
+            string, or ``chunks`` do not belong to ``text`` or are given for a whole document.
     """
 
     text: str
@@ -37,6 +42,37 @@ class Document:
     source: str = ""
     metadata: Mapping[str, str] = field(default_factory=dict)
     is_whole: bool = False
+    chunks: tuple[str, ...] | None = None
+
+    @classmethod
+    def of_chunks(
+        cls,
+        texts: Iterable[str],
+        *,
+        id: str | None = None,  # noqa: A002 - the field's name
+        source: str = "",
+        metadata: Mapping[str, str] | None = None,
+    ) -> Self:
+        """A document that was split elsewhere.
+
+        Args:
+            texts: Each, stripped at both ends, is one chunk, whatever its length; those of white
+                space only are left out.
+            id: As of any document.
+            source: Likewise.
+            metadata: Likewise.
+
+        Raises:
+            IngestError: As of any document; or a single text, or something else than texts.
+        """
+        chunks = tuple(stripped for text in _as_texts(texts) if (stripped := text.strip()))
+        return cls(
+            CHUNK_SEPARATOR.join(chunks),
+            id=id,
+            source=source,
+            metadata=metadata or {},
+            chunks=chunks,
+        )
 
     def __post_init__(self) -> None:
         name = self.source or self.id or "document without a source"
@@ -53,6 +89,22 @@ class Document:
         for key, value in self.metadata.items():
             _check_unicode(key + value, f"{name!a}: metadata {key!a}")
         object.__setattr__(self, "metadata", dict(self.metadata))
+        self._check_chunks(name)
+
+    def _check_chunks(self, name: str) -> None:
+        if self.chunks is None:
+            return
+        if self.is_whole:
+            raise IngestError(
+                f"{name}: is_whole makes the text one chunk, and {len(self.chunks)} chunks are "
+                "given; leave out one of them"
+            )
+        is_stripped = all(chunk and chunk == chunk.strip() for chunk in self.chunks)
+        if not is_stripped or self.text != CHUNK_SEPARATOR.join(self.chunks):
+            raise IngestError(
+                f"{name}: text is not the {len(self.chunks)} chunks, stripped and joined; make the "
+                "document with Document.of_chunks"
+            )
 
 
 def _check_unicode(text: str, place: str) -> None:
@@ -78,10 +130,24 @@ def document_id(document: Document) -> str:
         return document.id
     digest = hashlib.sha256()
     pairs = (text for pair in sorted(document.metadata.items()) for text in pair)
-    for part in (document.source, document.text, *pairs):
+    # One more part than pairs give, so that it is taken for none of them.
+    lengths = (len(chunk) for chunk in document.chunks or ())
+    borders = () if document.chunks is None else (" ".join(map(str, lengths)),)
+    for part in (document.source, document.text, *pairs, *borders):
         data = part.encode()
         digest.update(struct.pack("<Q", len(data)))
         digest.update(data)
+    return digest.hexdigest()
+
+
+def content_digest(document: Document) -> str:
+    """Hex SHA-256 of a document's text, or of its chunks where it was split elsewhere."""
+    if document.chunks is None:
+        return hashlib.sha256(document.text.encode()).hexdigest()
+    digest = hashlib.sha256()
+    for chunk in document.chunks:
+        data = chunk.encode()
+        digest.update(struct.pack("<Q", len(data)) + data)
     return digest.hexdigest()
 
 
@@ -95,6 +161,16 @@ def as_documents(documents: Iterable[Document | str]) -> Iterator[Document]:
     """
     refuse_single(documents)
     return map(_as_document, documents)
+
+
+def _as_texts(texts: object) -> list[str]:
+    if isinstance(texts, str) or not isinstance(texts, Iterable):
+        raise IngestError(f"chunks: got a single {type(texts).__name__}; pass a list of texts")
+    found = list(texts)
+    for number, text in enumerate(found):
+        if not isinstance(text, str):
+            raise IngestError(f"chunks: number {number} is a {type(text).__name__}, not a text")
+    return found
 
 
 def _as_document(document: object) -> Document:

@@ -212,3 +212,27 @@ def _folder_digest(folder: Path) -> str:
             file.seek(max(0, size - _NUM_SAMPLED_BYTES))
             digest.update(file.read(_NUM_SAMPLED_BYTES))
     return digest.hexdigest()
+
+
+def lazy_embedder(
+    embedding: Embedder | EmbedFunction | None, *, has_retrieval: bool
+) -> Callable[[], Embedder] | None:
+    """Gives what a corpus embeds with, the default one loaded when it is first asked for.
+
+    Args:
+        embedding: The caller's; ``None`` for the default one.
+        has_retrieval: ``False`` where nothing is embedded; then there is none.
+
+    Raises:
+        ConfigError: An embedding without retrieval, or one that does not say which model it is.
+    """
+    if not has_retrieval:
+        if embedding is not None:
+            raise ConfigError(
+                "embedding is given, and has_retrieval=False embeds nothing; leave out one of them"
+            )
+        return None
+    if embedding is None:
+        return default_embedder
+    embedder = as_embedder(embedding)
+    return lambda: embedder

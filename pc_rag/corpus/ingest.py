@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pc_rag.corpus.prefixes import CorpusPrefix
     from pc_rag.engine import PromptCache
     from pc_rag.layout import RequestPlan
-    from pc_rag.types import ModuleKey
+    from pc_rag.types import ModuleKey, TokenIds
 
     OnProgress = Callable[[IngestProgress], None]
 
@@ -34,6 +34,9 @@ _LIVE_BATCH = 512
 
 _WHOLE = "whole"
 """Names the chunking of documents that are one chunk each."""
+
+_GIVEN = "given"
+"""Names the chunking of documents that were split elsewhere."""
 
 
 class Ingest:
@@ -71,8 +74,8 @@ class Ingest:
         """Split and tokenise documents; those whose text did not change keep the chunks they have.
 
         Raises:
-            LayoutError: A chunk is longer than a slot of the corpus, or a document that is to stay
-                whole is longer than the model's context.
+            LayoutError: A chunk is longer than a slot of the corpus, or one that is not to be split
+                is longer than the model's context.
         """
         for document in documents:
             change = self._catalog.compare(document, chunking=self._chunking(document))
@@ -230,6 +233,8 @@ class Ingest:
         """The chunks that the catalog has of this text; none where it has not."""
         if change not in (DocumentChange.UNCHANGED, DocumentChange.METADATA):
             return ()
+        if document.chunks is not None:
+            return self._given(document)
         chunks: list[NewChunk] = []
         end = 0
         for record in self._catalog.chunks_of(document_id(document)):
@@ -247,28 +252,59 @@ class Ingest:
         return tuple(chunks)
 
     def _chunking(self, document: Document) -> str:
+        if document.chunks is not None:
+            return _GIVEN
         return _WHOLE if document.is_whole else self._chunker.id
 
     def _split(self, document: Document) -> tuple[NewChunk, ...]:
+        if document.chunks is not None:
+            return self._given(document)
         if document.is_whole:
             texts = [text] if (text := document.text.strip()) else []
         else:
             texts = [chunk.text for chunk in self._chunker.split(document.text)]
         chunks = tuple(NewChunk(text, self.entries.tokens(text)) for text in texts)
         if document.is_whole and chunks:
-            self._check_fits(document, len(chunks[0].token_ids))
+            self._check_fits(
+                f"document {document_id(document)!r} is whole and",
+                len(chunks[0].token_ids),
+                "Split its text, or add it with is_whole=False",
+            )
         # A tokenizer may drop a text whole, such as one of zero-width characters.
         return tuple(chunk for chunk in chunks if chunk.token_ids)
 
-    def _check_fits(self, document: Document, num_tokens: int) -> None:
-        """Raise where not even the shortest prompt holds a document: nothing but it, and BOS."""
+    def _given(self, document: Document) -> tuple[NewChunk, ...]:
+        """The chunks of a document that was split elsewhere; known ones are not tokenised again."""
+        id_ = document_id(document)
+        known = {record.text: record.token_ids for record in self._catalog.chunks_of(id_)}
+        chunks = []
+        for number, text in enumerate(document.chunks or ()):
+            token_ids = known.get(text)
+            if token_ids is None:
+                token_ids = self._tokens_of_given(id_, number, text)
+            if token_ids:  # see _split
+                chunks.append(NewChunk(text, token_ids))
+        return tuple(chunks)
+
+    def _tokens_of_given(self, id_: str, number: int, text: str) -> TokenIds:
+        place = f"document {id_!r}, chunk {number}"
+        try:
+            token_ids = self.entries.tokens(text)
+        except LayoutError as error:
+            raise LayoutError(f"{place}: {error}") from error
+        self._check_fits(
+            f"{place} ({text[:40]!r}...)", len(token_ids), "Split the text into shorter chunks"
+        )
+        return token_ids
+
+    def _check_fits(self, what: str, num_tokens: int, advice: str) -> None:
+        """Raise where not even the shortest prompt holds a chunk: nothing but it, and BOS."""
         limit = self._engine.max_position
         num_others = len(self._engine.loaded.tokenizer.bos_ids) + 1  # at least one is generated
         if num_tokens + num_others > limit:
             raise LayoutError(
-                f"document {document_id(document)!r} is whole and has {num_tokens} tokens; the "
-                f"context ends at {limit} and a prompt needs {num_others} for others, so none "
-                "could hold it. Split its text, or add it with is_whole=False"
+                f"{what} has {num_tokens} tokens; the context ends at {limit} and a prompt needs "
+                f"{num_others} for others, so none could hold it. {advice}"
             )
 
     def _encode_window(

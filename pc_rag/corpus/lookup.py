@@ -54,7 +54,7 @@ class ChunkLookup:
         self._recognizer_lock = Lock()
 
     def find(self, text: str) -> tuple[Recognized, ...]:
-        """The chunks that stand in a text verbatim."""
+        """The chunks that stand in a text verbatim, and heads and tails of chunks between them."""
         if self._catalog.generation() != self._recognizer_generation:
             self._follow()
         return self._recognizer.find(text)

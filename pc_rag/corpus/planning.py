@@ -1,17 +1,18 @@
 """From a prompt and the chunks that stand in it to a request.
 
-A prompt is cut where chunks stand. What lies between is tokenised as the request's own text; the
-chunks' tokens are those they were encoded with.
+A prompt is cut where chunks stand, and heads of chunks. What lies between is tokenised as the
+request's own text, tails of chunks included; the chunks' tokens are those they were encoded with.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeAlias
 
+from pc_rag.corpus.parts import HeadTokens, PartText, label_parts
 from pc_rag.corpus.prefixes import chunk_recipe, longest_prefix_of, recipe_table
-from pc_rag.corpus.recognition import Recognized
+from pc_rag.corpus.recognition import ChunkPart, Recognized
 from pc_rag.engine.request import Request
 from pc_rag.layout import EntryPiece, TextPiece, apply_repair, parse_repair, plan_chunks
 from pc_rag.model.chat import ChatPiece, PieceKind
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from pc_rag.types import TokenIds
 
     Finder: TypeAlias = Callable[[str], Sequence[Recognized]]
+    HeadFitter: TypeAlias = Callable[[Recognized], HeadTokens | None]
 
 _TEMPLATE = "corpus"
 _PREFIX_LABEL = "(prefix)"
@@ -39,11 +41,13 @@ class ChunkPlace:
 
     Attributes:
         chunk_id: The chunk.
-        text: What stands there: its text, or a mark in its place.
+        text: What stands there: its text, or a mark in its place, or the text of its head.
+        head: Its tokens, where only a head of it stands there.
     """
 
     chunk_id: str
     text: str
+    head: HeadTokens | None = None
 
 
 def place_mark(index: int) -> str:
@@ -85,7 +89,7 @@ class NamedFirstFinder:
 
     Named texts are looked for in order, each behind the one before, without the whitespace at its
     ends, which a chunk has not. One that is not there (trimmed into by the template), or that is no
-    chunk, is passed over: what stands there is text like any other.
+    chunk, is passed over: what stands there is text like any other, in which a part may be found.
 
     Args:
         named: Texts as a message names them.
@@ -124,7 +128,7 @@ class NamedFirstFinder:
 
     def _between(self, text: str, start: int, end: int) -> Iterator[Recognized]:
         for each in self._find(text[start:end]) if start < end else ():
-            yield Recognized(each.chunk_id, start + each.start, start + each.end)
+            yield replace(each, start=start + each.start, end=start + each.end)
 
 
 def find_apart(text: str, wanted: str, start: int) -> int:
@@ -136,8 +140,12 @@ def find_apart(text: str, wanted: str, start: int) -> int:
     return text.find(wanted, start) if apart is None else apart.start()
 
 
-CutPiece: TypeAlias = "TokenIds | ChunkPlace"
-"""A prompt in order: token ids of its own text, and places of chunks."""
+CutPiece: TypeAlias = "TokenIds | PartText | ChunkPlace"
+"""A prompt in order: token ids of its own text, of parts of chunks in it, and places of chunks."""
+
+
+def _no_head(_: Recognized) -> None:
+    """No head is read from an entry."""
 
 
 def cut_conversation(
@@ -146,6 +154,7 @@ def cut_conversation(
     find: Finder,
     *,
     chunk_of: Callable[[str], str | None] = lambda _: None,
+    fit_head: HeadFitter = _no_head,
 ) -> list[CutPiece]:
     """Cut a rendered conversation at the chunks in its messages.
 
@@ -157,6 +166,7 @@ def cut_conversation(
         pieces: The conversation.
         find: Finds chunks in a message.
         chunk_of: The id of the chunk that a text is, for texts that a message names.
+        fit_head: The tokens of a head that was found; ``None`` where it is computed as text.
     """
     bos_ids = engine.loaded.tokenizer.bos_ids
     cut: list[CutPiece] = []
@@ -166,42 +176,56 @@ def cut_conversation(
         if found:
             # As the template was rendered: BOS was put in front afterwards.
             is_first = all(before == bos_ids for before in cut)
-            cut.extend(_cut_text(engine, piece.text, found, is_first=is_first))
+            cut.extend(_cut_text(engine, piece.text, found, fit_head, is_first=is_first))
         else:
             cut.append(piece.token_ids)
     return cut
 
 
-def cut_plain_text(engine: PromptCache, text: str, find: Finder) -> list[CutPiece]:
+def cut_plain_text(
+    engine: PromptCache, text: str, find: Finder, *, fit_head: HeadFitter = _no_head
+) -> list[CutPiece]:
     """Cut a plain text prompt at the chunks in it; BOS comes first where the model wants one."""
     bos_ids = engine.loaded.tokenizer.bos_ids
     own: list[CutPiece] = [bos_ids] if bos_ids else []
-    return own + list(_cut_text(engine, text, find(text), is_first=True))
+    return own + list(_cut_text(engine, text, find(text), fit_head, is_first=True))
 
 
 def head_of(cut: Sequence[CutPiece]) -> TokenIds:
-    """The tokens before the first chunk; all of them where there is none."""
+    """The tokens before the first chunk or part of one; all of them where there is none."""
     head: list[int] = []
     for piece in cut:
-        if isinstance(piece, ChunkPlace):
+        if not isinstance(piece, tuple):
             break
         head.extend(piece)
     return tuple(head)
 
 
 def _cut_text(
-    engine: PromptCache, text: str, found: Sequence[Recognized], *, is_first: bool
+    engine: PromptCache,
+    text: str,
+    found: Sequence[Recognized],
+    fit_head: HeadFitter,
+    *,
+    is_first: bool,
 ) -> Iterator[CutPiece]:
-    encode = engine.loaded.tokenizer.encode_text
     start = 0
-    for recognized in found:
-        if start < recognized.start:
-            between = text[start : recognized.start]
-            yield encode(between, is_first=is_first and not start)
-        yield ChunkPlace(recognized.chunk_id, text[recognized.start : recognized.end])
-        start = recognized.end
-    if start < len(text):
-        yield encode(text[start:], is_first=is_first and not start)
+    parts: list[Recognized] = []  # since ``start``, computed with the text that they stand in
+
+    def own_text(end: int) -> Iterator[TokenIds | PartText]:
+        moved = [replace(p, start=p.start - start, end=p.end - start) for p in parts]
+        tokenizer = engine.loaded.tokenizer
+        return label_parts(tokenizer, text[start:end], moved, is_first=is_first and not start)
+
+    for each in found:
+        head = fit_head(each) if each.part is ChunkPart.HEAD else None
+        if each.part is not ChunkPart.WHOLE and head is None:
+            parts.append(each)
+            continue
+        yield from own_text(each.start)
+        start, parts = each.end if head is None else each.start + head.num_chars, []
+        yield ChunkPlace(each.chunk_id, text[each.start : start], head)
+    yield from own_text(len(text))
 
 
 class RequestPlanner:
@@ -245,20 +269,21 @@ class RequestPlanner:
         pieces = list(_head_pieces(head, known, chain))
         for piece in _behind_head(cut):
             if not isinstance(piece, ChunkPlace):
-                pieces.append(TextPiece(piece))
+                pieces.append(_text_piece(piece))
                 continue
             recipe = recipes.get(piece.chunk_id)
             if recipe is None:
                 recipe = chunk_recipe(self._engine, chunk_tokens(piece), behind)
                 recipes[piece.chunk_id] = recipe
-            pieces.append(_chunk_piece(piece.chunk_id, recipe, sees_context=sees_context))
+            pieces.append(_chunk_piece(piece, recipe, sees_context=sees_context))
         plan = plan_chunks(
             pieces,
             policy=config.position_policy,
             slot_tokens=config.slot_tokens,
             max_position=self._engine.max_position,
         )
-        plan = apply_repair(plan, self._repair, lambda part: part.label in recipes)
+        labels = {piece.chunk_id for piece in cut if not isinstance(piece, tuple)}
+        plan = apply_repair(plan, self._repair, lambda part: part.label in labels)
         is_other = config.visibility is Visibility.PREFIX and not sees_context
         remarks = dict.fromkeys(recipes, MissReason.OTHER_PREFIX) if is_other else {}
         return Request(
@@ -291,19 +316,26 @@ def _head_pieces(
     yield TextPiece(head[len(known.token_ids) :])
 
 
-def _chunk_piece(label: str, recipe: EntryRecipe, *, sees_context: bool) -> EntryPiece:
+def _text_piece(piece: TokenIds | PartText) -> TextPiece:
+    if isinstance(piece, PartText):
+        return TextPiece(piece.token_ids, label=piece.chunk_id)
+    return TextPiece(piece)
+
+
+def _chunk_piece(place: ChunkPlace, recipe: EntryRecipe, *, sees_context: bool) -> EntryPiece:
     return EntryPiece(
-        label=label,
+        label=place.chunk_id,
         key=recipe.address.key,
         token_ids=recipe.address.token_ids,
         encoded_start=recipe.address.start,
         context_is_prefix=sees_context,
+        num_read=place.head.num_read if place.head else None,
     )
 
 
 def _behind_head(cut: Sequence[CutPiece]) -> Iterator[CutPiece]:
     is_head = True
     for piece in cut:
-        is_head = is_head and not isinstance(piece, ChunkPlace)
+        is_head = is_head and isinstance(piece, tuple)
         if not is_head:
             yield piece

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pc_rag.corpus.rolling_hash import HashTable, WindowHashes, code_points
+from pc_rag.corpus.rolling_hash import HashFilter, HashTable, WindowHashes, code_points
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -50,7 +50,8 @@ class PrefixTable:
         self.lengths: IntArray = lengths
         self._max_chars = int(lengths.max(initial=0))
         owners, prefix_lengths = _searched_prefixes(lengths)
-        self._filter = _Filter(self._hash_prefixes(np.arange(len(texts)), MIN_CHARS))
+        first = self._hash_prefixes(np.arange(len(texts)), MIN_CHARS)
+        self._filter = HashFilter(first, bits_per_key=_FILTER_BITS_PER_TEXT)
         self._table = HashTable(self._hash_prefixes(owners, prefix_lengths))
         self._best, self._parents = _longest_texts(self.texts, owners, prefix_lengths)
 
@@ -98,19 +99,6 @@ class PrefixTable:
         while row >= 0:
             yield self.texts[row]
             row = int(self._parents[row])
-
-
-class _Filter:
-    """A bit array over hashes: says no for nearly all that are not among them."""
-
-    def __init__(self, hashes: HashArray) -> None:
-        num_bits = max(10, (len(hashes) * _FILTER_BITS_PER_TEXT).bit_length())
-        self._shift = np.uint64(64 - num_bits)
-        self._seen = np.zeros(1 << num_bits, dtype=np.bool_)
-        self._seen[hashes >> self._shift] = True
-
-    def candidates(self, hashes: HashArray) -> IntArray:
-        return np.flatnonzero(self._seen[hashes >> self._shift])
 
 
 def _batches(lengths: IntArray) -> Iterator[tuple[int, int]]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from pc_rag.corpus.cache_points import CutPrompt, cut_at_points
 from pc_rag.corpus.catalog.records import ChunkId
+from pc_rag.corpus.parts import head_tokens
 from pc_rag.corpus.planning import (
     ChunkPlace,
     InOrderFinder,
@@ -25,9 +26,11 @@ if TYPE_CHECKING:
     from pc_rag.corpus.ingest import Ingest
     from pc_rag.corpus.kept import KeptEntries
     from pc_rag.corpus.lookup import ChunkLookup
-    from pc_rag.corpus.planning import Finder
+    from pc_rag.corpus.parts import HeadTokens
+    from pc_rag.corpus.planning import Finder, HeadFitter
     from pc_rag.corpus.prefixes import CorpusPrefix
     from pc_rag.corpus.prompt_format import PromptFormat
+    from pc_rag.corpus.recognition import Recognized
     from pc_rag.engine import PromptCache, Request
     from pc_rag.model.conversation import ChatMessage, TextPrompt
     from pc_rag.types import TokenIds
@@ -87,9 +90,13 @@ class CorpusPrompts:
         return self._plan(self._recognised(prompt), lambda place: place.text)
 
     def head_before_chunk(self, prompt: TextPrompt) -> TokenIds:
-        """The tokens before the first chunk of a prompt; none where no chunk stands in it."""
+        """The tokens before the first chunk of a prompt, or part of one.
+
+        None where no whole chunk stands in it: a part may be a quotation, behind which no other
+        prompt has its chunks.
+        """
         pieces = self._recognised(prompt).pieces
-        has_chunk = any(isinstance(piece, ChunkPlace) for piece in pieces)
+        has_chunk = any(isinstance(piece, ChunkPlace) and piece.head is None for piece in pieces)
         return head_of(pieces) if has_chunk else ()
 
     def head(self, head: TextPrompt) -> TokenIds:
@@ -103,6 +110,8 @@ class CorpusPrompts:
 
     def _plan(self, cut: CutPrompt, text_at: Callable[[ChunkPlace], str]) -> Request:
         def chunk_tokens(place: ChunkPlace) -> TokenIds:
+            if place.head is not None:
+                return place.head.token_ids
             return self._ingest.entries.tokens_of(ChunkId(place.chunk_id), text_at(place))
 
         prefixes = self._served()
@@ -121,7 +130,20 @@ class CorpusPrompts:
 
     def _recognised(self, prompt: TextPrompt) -> CutPrompt:
         """A prompt cut at the chunks that its messages name, and at those that stand in it."""
-        return self._cut(prompt, self._lookup.find, chunk_of=self._lookup.find_whole)
+        return self._cut(
+            prompt,
+            self._lookup.find,
+            chunk_of=self._lookup.find_whole,
+            fit_head=self._fit_head,
+        )
+
+    def _fit_head(self, found: Recognized) -> HeadTokens | None:
+        """The tokens of a head; none where its chunk went meanwhile, or is tokenised otherwise."""
+        chunk = self._ingest.entries.stored(ChunkId(found.chunk_id))
+        if chunk is None:
+            return None
+        tokenizer = self._engine.loaded.tokenizer
+        return head_tokens(tokenizer, chunk.text, chunk.token_ids, found.end - found.start)
 
     def _cut(
         self,
@@ -129,13 +151,15 @@ class CorpusPrompts:
         find: Finder,
         *,
         chunk_of: Callable[[str], str | None] = lambda _: None,
+        fit_head: HeadFitter = lambda _: None,
     ) -> CutPrompt:
         engine = self._engine
         if isinstance(prompt, str):
-            return CutPrompt(cut_plain_text(engine, prompt, find))
+            return CutPrompt(cut_plain_text(engine, prompt, find, fit_head=fit_head))
         rendered = engine.chat_format.render(as_conversation(prompt))
         pieces, points = cut_at_points(engine.loaded.tokenizer, rendered)
-        return CutPrompt(cut_conversation(engine, pieces, find, chunk_of=chunk_of), points)
+        cut = cut_conversation(engine, pieces, find, chunk_of=chunk_of, fit_head=fit_head)
+        return CutPrompt(cut, points)
 
 
 def _open_ended(head: TextPrompt) -> TextPrompt:

@@ -1,4 +1,4 @@
-"""Finds the corpus chunks whose text stands in a plain prompt."""
+"""Finds the corpus chunks whose text, or a part of it, stands in a plain prompt."""
 
 from __future__ import annotations
 
@@ -7,15 +7,17 @@ import heapq
 import threading
 from bisect import bisect_left
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from pc_rag.corpus.part_table import MIN_PART_CHARS, PartTable, find_parts
 from pc_rag.corpus.prefix_table import MIN_CHARS, PrefixTable
 from pc_rag.corpus.rolling_hash import WindowHashes, code_points
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
     import numpy.typing as npt
 
@@ -29,33 +31,65 @@ _FIRST_UNSPACED = 0x2E80
 """From here on scripts write without spaces (CJK, kana, Hangul), and emoji follow."""
 
 
+class ChunkPart(StrEnum):
+    """How much of a chunk stands at a place of a prompt."""
+
+    WHOLE = "whole"
+    HEAD = "head"
+    """It begins there, and ends or goes on differently before its end."""
+    TAIL = "tail"
+    """It ends there, and what stands in front is not what it has there."""
+
+
 @dataclass(frozen=True, slots=True)
 class Recognized:
-    """A chunk found in a prompt.
+    """A chunk, or a part of one, found in a prompt.
 
     Attributes:
         chunk_id: The chunk.
         start: Index of its first character in the prompt.
         end: Index behind its last character.
+        part: How much of it stands there.
     """
 
     chunk_id: str
     start: int
     end: int
+    part: ChunkPart = ChunkPart.WHOLE
+
+
+@dataclass(frozen=True, slots=True)
+class _Tables:
+    """The look-ups over one set of texts."""
+
+    whole: PrefixTable
+    parts: PartTable
+
+    @property
+    def texts(self) -> Sequence[str]:
+        return self.whole.texts
 
 
 class Recognizer:
     """Chunk texts by longest match, wherever they stand in a prompt and whatever surrounds them.
 
-    A text is found verbatim and whole. Reading from left to right, at each place the longest text
-    wins, and the search goes on behind it. Texts of fewer than ``MIN_CHARS`` (16) characters are
-    never found: their KV saves less than a placed entry costs. Texts of fewer than
+    A text is found verbatim. Reading from left to right, at each place the longest whole text wins,
+    and the search goes on behind it. Texts of fewer than ``MIN_CHARS`` (16) characters are never
+    found: their KV saves less than a placed entry costs. Texts of fewer than
     ``MIN_UNBOUNDED_CHARS`` (32) are found only where their borders cut no word, in scripts that put
     spaces between words.
 
-    Memory: the texts, which are referred to and not copied, and about 500 bytes each. Time of
-    ``find``: linear in the prompt, times the logarithm of the longest text; it does not depend on
-    what the texts share. Any thread may add, remove and find; ``find`` waits for nobody.
+    Between whole texts, parts of texts are found: first heads, from left to right, then tails in
+    what is left, from right to left; at each place the longest. Parts may cut words. One counts if
+    it is at least half of its text, rounded up to 64, 96, 128, 192 or 256 characters, of which 256
+    are always enough; so what many texts share, as a metadata header, is none. White space in front
+    of a tail is none of it. Where several texts have the same part it is said to be of any of them.
+    The middle of a text is not found.
+
+    Memory: the texts, which are referred to and not copied, and about 650 bytes each. Time of
+    ``find``: linear in the prompt, times the logarithms of the longest text and of the number of
+    texts; it does not depend on what the texts share. Any thread may add, remove and find; ``find``
+    waits for nobody.
     """
 
     def __init__(self) -> None:
@@ -63,7 +97,7 @@ class Recognizer:
         self._texts: dict[str, str] = {}
         self._ids: dict[str, tuple[str, ...]] = {}
         # Over every text in _ids and in _removed. Replaced as a whole, so ``find`` needs no lock.
-        self._tables: tuple[PrefixTable, ...] = ()
+        self._tables: tuple[_Tables, ...] = ()
         self._removed: set[str] = set()
 
     def __len__(self) -> int:
@@ -92,6 +126,7 @@ class Recognizer:
                 self._texts[chunk_id] = text
                 if text in self._removed:
                     self._removed.discard(text)
+                    self._mark(text, is_live=True)
                 elif text not in self._ids and len(text) >= MIN_CHARS:
                     new_texts[text] = None
                 self._ids[text] = tuple(sorted((*self._ids.get(text, ()), chunk_id)))
@@ -105,22 +140,38 @@ class Recognizer:
             is_known = self._forget(chunk_id)
             if len(self._removed) > len(self._ids):
                 live = [text for text in self._ids if len(text) >= MIN_CHARS]
-                self._tables = (PrefixTable(live),) if live else ()
+                self._tables = (_tables(live),) if live else ()
                 self._removed.clear()
             return is_known
 
     def find(self, prompt: str) -> tuple[Recognized, ...]:
-        """The chunks that stand in a prompt, from left to right, none overlapping another."""
+        """Chunks and parts of chunks in a prompt, from left to right, none overlapping another."""
         hashes = WindowHashes(points := code_points(prompt))
         filter_hashes = hashes.all_of_length(MIN_CHARS)
         is_inside_word = _inside_words(points)
+        tables = self._tables
         found: list[tuple[IntArray, IntArray, PrefixTable]] = []
-        for table in self._tables:
+        for table in (each.whole for each in tables):
             places, rows = table.longest_at(hashes, filter_hashes)
             # Without this a long word would have each of its places looked at one by one.
             is_possible = ~(is_inside_word[places] & (table.lengths[rows] < MIN_UNBOUNDED_CHARS))
             found.append((places[is_possible], rows[is_possible], table))
-        return tuple(self._resolve(prompt, found, is_inside_word))
+        recognized = list(self._resolve(prompt, found, is_inside_word))
+        outer = hashes.all_of_length(MIN_PART_CHARS)
+        for part, searches in (
+            (ChunkPart.HEAD, [each.parts.heads for each in tables]),
+            (ChunkPart.TAIL, [each.parts.tails for each in tables]),
+        ):
+            gaps = _gaps(recognized, len(prompt))
+            for each in find_parts(prompt, hashes, outer, gaps, searches):
+                chunk_ids = self._ids.get(each.text)
+                start = each.start
+                if part is ChunkPart.TAIL:  # a space in front is rather of what stands before
+                    start = each.end - len(prompt[start : each.end].lstrip())
+                if chunk_ids and start < each.end:  # a text may have gone since it was looked up
+                    recognized.append(Recognized(chunk_ids[0], start, each.end, part))
+            recognized.sort(key=lambda each: each.start)
+        return tuple(recognized)
 
     def _resolve(
         self,
@@ -168,7 +219,13 @@ class Recognizer:
             del self._ids[text]
             if len(text) >= MIN_CHARS:
                 self._removed.add(text)
+                self._mark(text, is_live=False)
         return True
+
+    def _mark(self, text: str, *, is_live: bool) -> None:
+        """Find parts of a text no longer, or again."""
+        for table in self._tables:
+            table.parts.mark(text, is_live=is_live)
 
     def _insert(self, texts: list[str]) -> None:
         """Put texts into a new table, together with the small tables: few tables stay."""
@@ -181,7 +238,19 @@ class Recognizer:
                     self._removed.discard(text)
                 else:
                     texts.append(text)
-        self._tables = (*tables, PrefixTable(texts))
+        self._tables = (*tables, _tables(texts))
+
+
+def _tables(texts: Sequence[str]) -> _Tables:
+    whole = PrefixTable(texts)
+    return _Tables(whole, PartTable(whole.texts))
+
+
+def _gaps(found: Sequence[Recognized], num_chars: int) -> IntArray:
+    """``[num_gaps, 2]`` what lies between finds and has room for a part."""
+    edges = [0, *(edge for each in found for edge in (each.start, each.end)), num_chars]
+    gaps = np.array(edges, dtype=np.int64).reshape(-1, 2)
+    return gaps[gaps[:, 1] - gaps[:, 0] >= MIN_PART_CHARS]
 
 
 def _inside_words(points: npt.NDArray[np.uint32]) -> npt.NDArray[np.bool_]:

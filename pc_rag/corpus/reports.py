@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -77,6 +77,13 @@ class IngestReport:
     num_dropped: int = 0
     num_evicted: int = 0
     seconds: float = 0.0
+
+    def __add__(self, other: IngestReport) -> IngestReport:
+        """Of two ingests, one after the other."""
+        sums = {
+            each.name: getattr(self, each.name) + getattr(other, each.name) for each in fields(self)
+        }
+        return IngestReport(**sums)
 
     @property
     def num_documents(self) -> int:

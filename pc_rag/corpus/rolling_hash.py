@@ -106,6 +106,29 @@ def _finish(sums: HashArray, lengths: IntArray | int) -> HashArray:
     return mixed
 
 
+class HashFilter:
+    """A bit array over hashes: says no for nearly all that are not among them. Immutable.
+
+    Memory: one to two times ``bits_per_key`` bytes a key.
+
+    Args:
+        keys: ``[num_keys]`` hashes.
+        bits_per_key: Of so many others about one passes.
+    """
+
+    __slots__ = ("_seen", "_shift")
+
+    def __init__(self, keys: HashArray, *, bits_per_key: int) -> None:
+        num_bits = max(10, (len(keys) * bits_per_key).bit_length())
+        self._shift = np.uint64(64 - num_bits)
+        self._seen = np.zeros(1 << num_bits, dtype=np.bool_)
+        self._seen[keys >> self._shift] = True
+
+    def candidates(self, hashes: HashArray) -> IntArray:
+        """Rising indices of the hashes that may be among the keys."""
+        return np.flatnonzero(self._seen[hashes >> self._shift])
+
+
 class HashTable:
     """Immutable map from hashes to row numbers, looked up by the array.
 

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 
 from pc_rag.corpus.catalog.records import ChunkId, NewChunk
 from pc_rag.corpus.prefixes import recipe_table
+from pc_rag.corpus.recognition import ChunkPart
 from pc_rag.errors import PromptError, StoreError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from pc_rag.corpus.chunk_entries import ChunkEntries, WantedEntry
     from pc_rag.corpus.lookup import ChunkLookup
@@ -146,13 +147,20 @@ class Warmer:
             num_warmed += 1
         return num_warmed
 
-    def _found_in(self, text: str) -> list[tuple[ChunkId, str]]:
-        """Ids and texts of the chunk that a text is, or of those that stand in it."""
+    def _found_in(self, text: str) -> Iterator[tuple[ChunkId, str]]:
+        """Ids and texts of the chunk that a text is, or of those that a prompt of it would read."""
         whole = self._lookup.find_whole(text)
         if whole is not None:
-            return [(whole, text.strip())]
-        found = self._lookup.find(text)
-        return [(ChunkId(each.chunk_id), text[each.start : each.end]) for each in found]
+            yield whole, text.strip()
+            return
+        for each in self._lookup.find(text):
+            chunk_id = ChunkId(each.chunk_id)
+            if each.part is ChunkPart.WHOLE:
+                yield chunk_id, text[each.start : each.end]
+            elif each.part is ChunkPart.HEAD:  # a tail is computed, whatever is stored
+                chunk = self._entries.stored(chunk_id)
+                if chunk is not None:
+                    yield chunk_id, chunk.text
 
     def _warm_prefixes(self, prefixes: Sequence[CorpusPrefix]) -> None:
         recipes = recipe_table((), prefixes)

@@ -32,6 +32,11 @@ class _Occurrence:
         return any(part.kind is FreshKind.UNCACHED for part in self.fresh)
 
     @property
+    def is_text(self) -> bool:
+        """Whether it is text of the request that is a part of a chunk."""
+        return any(part.kind is FreshKind.PART for part in self.fresh)
+
+    @property
     def num_tokens(self) -> int:
         parts: list[Part] = [*self.cached, *self.fresh]
         return sum(len(part.token_ids) for part in parts)
@@ -94,6 +99,7 @@ def _module_use(
     label, num_tokens = occurrence.label, occurrence.num_tokens
     if not occurrence.cached:
         reason = MissReason.REUSE_OFF if occurrence.is_uncached else MissReason.REPAIRED
+        reason = MissReason.SPLIT if occurrence.is_text else reason
         return ModuleUse(label=label, num_tokens=num_tokens, miss_reason=reason)
     first = occurrence.cached[0]
     source = served[first.key]
@@ -105,12 +111,13 @@ def _module_use(
             num_encoded_tokens=sum(len(part.token_ids) for part in occurrence.cached),
         )
     kinds = {part.hit_kind for part in occurrence.cached}
+    kind = kinds.pop() if len(kinds) == 1 else HitKind.COMPOSED
     return ModuleUse(
         label=label,
         num_tokens=num_tokens,
-        hit_kind=kinds.pop() if len(kinds) == 1 else HitKind.COMPOSED,
+        hit_kind=kind,
         tier=source.tier,
-        miss_reason=remarks.get(label),
+        miss_reason=MissReason.SPLIT if kind is HitKind.PARTIAL else remarks.get(label),
     )
 
 
@@ -147,9 +154,15 @@ def _starts_anew(current: _Occurrence, part: Part, *, is_last: bool) -> bool:
     """Whether a labelled part opens another occurrence.
 
     One occurrence is its repaired first tokens, its rows (cached, or computed because reuse is
-    off), and perhaps the very last token of the prompt, recomputed for its logits.
+    off), and perhaps the very last token of the prompt, recomputed for its logits. Text that is a
+    part of a chunk is one of its own, of which the exact prefix cache may hold the first tokens.
     """
     if part.label != current.label:
+        return True
+    is_text = not isinstance(part, Cached) and part.kind is FreshKind.PART
+    if is_text and current.is_text:
+        return not (isinstance(part, Fresh) and isinstance(current.fresh[-1], Reused))
+    if is_text or current.is_text:
         return True
     if isinstance(part, Cached):
         return bool(current.cached) and part.rows.start <= current.cached[-1].rows.start

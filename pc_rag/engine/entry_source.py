@@ -190,9 +190,12 @@ class EntrySource:
                 yield Encoded(entry.address.key, entry.num_tokens, entry.num_bytes, refusal)
 
     def missing(self, recipes: Iterable[EntryRecipe]) -> list[ModuleKey]:
-        """Keys of the recipes whose entries no tier holds, each once, in order."""
+        """Keys of the recipes whose entries the store does not keep, each once, in order.
+
+        What only a nearer tier holds is among them: it would be gone after a restart.
+        """
         found = {recipe.address.key: recipe.address for recipe in recipes}
-        return [key for key, address in found.items() if not self._store.lookup(address).is_hit]
+        return [key for key, address in found.items() if not self._store.is_stored(address)]
 
     def _lease(
         self, recipe: EntryRecipe, acquired: Acquired, watch: Stopwatch | None

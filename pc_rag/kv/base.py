@@ -124,11 +124,32 @@ class IntegrityReport:
 class KVStore(Protocol):
     """What the engine asks of a tier or of a stack of tiers."""
 
+    @property
+    def generation(self) -> str:
+        """An id that lives with the stored entries, and is another one when they were all deleted.
+
+        The same in every process that shares a store, and over restarts where it is durable; new
+        once its medium was emptied by hand, also under a running process. Who remembers what was
+        stored, such as a cache of finished work, remembers this with it. Of a stack, that of the
+        farthest tier. Entries that were evicted or removed do not change it.
+
+        Raises:
+            StoreIOError: The medium failed.
+        """
+        ...
+
     def lookup(self, address: EntryAddress) -> LookupResult:
         """Say where the entry lies, reading as little as possible and moving nothing.
 
         Token ids are compared on a hit. On a miss the reason tells text that was never stored from
         text that is stored for another model, prefix or dtype.
+        """
+        ...
+
+    def is_stored(self, address: EntryAddress) -> bool:
+        """Whether the tier that counts holds the entry: in a stack, the farthest one.
+
+        What only nearer ones hold can be leased, and is gone when they drop it.
         """
         ...
 

@@ -85,6 +85,15 @@ class DiskTier:
         except OSError as error:
             raise _io_error("open a store at", root, error) from error
 
+    @property
+    def generation(self) -> str:
+        """See ``KVStore.generation``; read from the folder each time, and made where it is gone."""
+        self._check_open()
+        try:
+            return self._folder.generation()
+        except OSError as error:
+            raise _io_error("read the generation of", self._folder.root, error) from error
+
     def lookup(self, address: EntryAddress) -> LookupResult:
         """See ``KVStore.lookup``; the header and the token ids are read, the tensors are not.
 
@@ -109,6 +118,10 @@ class DiskTier:
             if reason is None and address.key in self._damaged:
                 reason = MissReason.CORRUPT
             return LookupResult(address.key, None, reason or self._ledger.miss_reason(address))
+
+    def is_stored(self, address: EntryAddress) -> bool:
+        """See ``KVStore.is_stored``."""
+        return self.lookup(address).is_hit
 
     def lease(self, address: EntryAddress, device: torch.device) -> EntryLease:
         """See ``KVStore.lease``; the checksum is verified."""

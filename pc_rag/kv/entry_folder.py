@@ -18,9 +18,21 @@ from io import FileIO
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pc_rag.errors import CorruptEntry, StoreError, StoreIOError
+from pc_rag.errors import CorruptEntry, StoreError
 from pc_rag.kv.entry_name import EntryName
 from pc_rag.kv.file_format import write_entry
+from pc_rag.kv.generation_file import read_or_make_generation
+from pc_rag.kv.safe_files import (
+    FILE_MODE,
+    FOLDER_MODE,
+    NO_BLOCK,
+    SAFE_FLAGS,
+    TEMPORARY_SUFFIX,
+    check_file,
+    make_folder,
+    refuse_linked_folders,
+    sync_folder,
+)
 from pc_rag.types import ModuleKey
 
 if TYPE_CHECKING:
@@ -29,17 +41,10 @@ if TYPE_CHECKING:
     from pc_rag.kv.entry import Entry
 
 _ENTRIES, _PINS, _QUARANTINE = "entries", "pins", "quarantine"
-_TEMPORARY_SUFFIX = ".tmp"
 _ORPHAN_SECONDS = 3600.0
 """A temporary file this old was left by a crash; a younger one may be another process's."""
 
-_FILE_MODE, _FOLDER_MODE = 0o600, 0o700
 _FAN_OUT_DIGITS = 2
-
-# What a platform lacks costs the protection, not the function.
-_NO_FOLLOW: int = getattr(os, "O_NOFOLLOW", 0)
-_NO_BLOCK: int = getattr(os, "O_NONBLOCK", 0)  # opening a named pipe must not wait for a writer
-_COMMON: int = _NO_FOLLOW | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,11 +80,9 @@ class EntryFolder:
         if sys.byteorder != "little":
             raise StoreError("disk tier: the file format is little-endian, this machine is not")
         self._root = root.expanduser().resolve()
-        self._root.mkdir(mode=_FOLDER_MODE, parents=True, exist_ok=True)
-        for name in (_ENTRIES, _PINS, _QUARANTINE):
-            _make_folder(self._root / name)
         self._entries = self._root / _ENTRIES
         self._pins = self._root / _PINS
+        self._make_folders()
         self._owner = self._root.stat().st_uid
 
     @property
@@ -91,6 +94,22 @@ class EntryFolder:
     def quarantine(self) -> Path:
         """Where damaged files go."""
         return self._root / _QUARANTINE
+
+    def _make_folders(self) -> None:
+        """Make what is not there: also under a running process the folder may have been deleted."""
+        self._root.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
+        for name in (_ENTRIES, _PINS, _QUARANTINE):
+            make_folder(self._root / name)
+
+    def generation(self) -> str:
+        """The id of the entries that lie here; see ``read_or_make_generation``.
+
+        Raises:
+            StoreIOError: The folder of the entries is a link.
+            OSError: The medium failed.
+        """
+        self._make_folders()
+        return read_or_make_generation(self._entries, owner=self._owner)
 
     def path_of(self, name: EntryName) -> Path:
         """Where the file of an entry lies: ``entries/ab/cd/abcd….safetensors``."""
@@ -107,6 +126,7 @@ class EntryFolder:
         oldest = time.time() - _ORPHAN_SECONDS
         for first in _scan(self._entries):
             if not first.is_dir(follow_symlinks=False):
+                _drop_orphan(first, oldest)
                 continue
             for second in _scan(first.path):
                 if not second.is_dir(follow_symlinks=False):
@@ -125,12 +145,13 @@ class EntryFolder:
             StoreIOError: A folder on the way is a link.
         """
         path = self.path_of(EntryName.of(entry.address))
-        _make_folder(path.parent.parent)
-        _make_folder(path.parent)
-        temporary = path.parent / f".{secrets.token_hex(8)}{_TEMPORARY_SUFFIX}"
+        self._make_folders()
+        make_folder(path.parent.parent)
+        make_folder(path.parent)
+        temporary = path.parent / f".{secrets.token_hex(8)}{TEMPORARY_SUFFIX}"
         try:
-            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _COMMON
-            with FileIO(os.open(temporary, flags, _FILE_MODE), "w") as file:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | SAFE_FLAGS
+            with FileIO(os.open(temporary, flags, FILE_MODE), "w") as file:
                 write_entry(file, entry)
                 os.fsync(file.fileno())
             if pinned:
@@ -140,7 +161,7 @@ class EntryFolder:
             with contextlib.suppress(OSError):  # a scan deletes what stays behind
                 temporary.unlink()
             raise
-        _sync_folder(path.parent)
+        sync_folder(path.parent)
 
     def open(self, name: EntryName) -> FileIO:
         """Open an entry's file for reading; the caller closes it.
@@ -152,27 +173,19 @@ class EntryFolder:
             OSError: The medium failed.
         """
         path = self.path_of(name)
-        _refuse_linked_folders(path)
+        refuse_linked_folders(path)
         try:
-            descriptor = os.open(path, os.O_RDONLY | _NO_BLOCK | _COMMON)
+            descriptor = os.open(path, os.O_RDONLY | NO_BLOCK | SAFE_FLAGS)
         except OSError as error:
             if error.errno == errno.ELOOP:
                 raise CorruptEntry(f"{path} is a link; a store follows none") from error
             raise
         try:
-            self._check_file(path, os.fstat(descriptor))
+            check_file(path, os.fstat(descriptor), owner=self._owner)
             return FileIO(descriptor, "r")
         except BaseException:
             os.close(descriptor)
             raise
-
-    def _check_file(self, path: Path, status: os.stat_result) -> None:
-        if not stat.S_ISREG(status.st_mode):
-            raise CorruptEntry(f"{path} is no regular file")
-        if status.st_uid not in (self._owner, _own_user()):
-            raise CorruptEntry(
-                f"{path} belongs to user {status.st_uid}, the store to user {self._owner}"
-            )
 
     def size_of(self, name: EntryName) -> int | None:
         """Bytes of an entry's file; ``None`` where there is no regular file.
@@ -182,7 +195,7 @@ class EntryFolder:
             OSError: The medium failed.
         """
         path = self.path_of(name)
-        _refuse_linked_folders(path)
+        refuse_linked_folders(path)
         try:
             status = path.lstat()
         except FileNotFoundError:
@@ -198,7 +211,7 @@ class EntryFolder:
         """
         first, second = _fan_out(key)
         folder = self._entries / first / second
-        _refuse_linked_folders(folder / key)
+        refuse_linked_folders(folder / key)
         names = (EntryName.parse(item.name) for item in _scan(folder))
         return next((name for name in names if name is not None and name.key == key), None)
 
@@ -215,7 +228,7 @@ class EntryFolder:
             OSError: The medium failed.
         """
         path = self.path_of(name)
-        _refuse_linked_folders(path)
+        refuse_linked_folders(path)
         path.unlink(missing_ok=True)
         self.unpin(name.key)
 
@@ -226,9 +239,9 @@ class EntryFolder:
             OSError: The medium failed.
         """
         with contextlib.suppress(FileExistsError):
-            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _COMMON
-            os.close(os.open(self._pins / key, flags, _FILE_MODE))
-            _sync_folder(self._pins)
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | SAFE_FLAGS
+            os.close(os.open(self._pins / key, flags, FILE_MODE))
+            sync_folder(self._pins)
 
     def unpin(self, key: ModuleKey) -> None:
         """Take the mark away; harmless where there is none.
@@ -259,11 +272,6 @@ def _fan_out(key: ModuleKey) -> tuple[str, str]:
     return key[:_FAN_OUT_DIGITS], key[_FAN_OUT_DIGITS : 2 * _FAN_OUT_DIGITS]
 
 
-def _own_user() -> int:
-    get_user = getattr(os, "geteuid", None)
-    return 0 if get_user is None else int(get_user())  # where there are no users, all is user 0's
-
-
 def _scan(folder: Path | str) -> list[os.DirEntry[str]]:
     """What a folder holds; nothing where another process has just deleted it."""
     try:
@@ -278,50 +286,18 @@ def _found_entry(item: os.DirEntry[str], pinned: set[str], oldest: float) -> Fou
         if not item.is_file(follow_symlinks=False):
             return None
         status = item.stat(follow_symlinks=False)
-        if item.name.endswith(_TEMPORARY_SUFFIX) and status.st_mtime < oldest:
-            Path(item.path).unlink()
     except FileNotFoundError:  # another process was faster
         return None
     name = EntryName.parse(item.name)
     if name is None:
+        _drop_orphan(item, oldest)
         return None
     return FoundEntry(name, status.st_size, status.st_mtime_ns, name.key in pinned)
 
 
-def _is_linked(folder: Path) -> bool:
-    try:
-        return not stat.S_ISDIR(folder.lstat().st_mode)
-    except FileNotFoundError:
-        return False
-
-
-def _refuse_linked_folders(path: Path) -> None:
-    for folder in (path.parent.parent, path.parent):
-        if _is_linked(folder):
-            raise StoreIOError(
-                f"{folder} is a link or no folder; a store follows none: put a folder in its place"
-            )
-
-
-def _make_folder(folder: Path) -> None:
-    """Make a folder that survives a crash, or check that it is one."""
-    try:
-        folder.mkdir(mode=_FOLDER_MODE)
-    except FileExistsError:
-        if _is_linked(folder):
-            raise StoreIOError(
-                f"{folder} is a link or no folder; a store follows none: put a folder in its place"
-            ) from None
-        return
-    _sync_folder(folder.parent)
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make the names in a folder durable, on platforms that let a folder be opened."""
-    if os.name == "nt":
-        return
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | _COMMON)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+def _drop_orphan(item: os.DirEntry[str], oldest: float) -> None:
+    """Delete a temporary file that a crash left behind."""
+    with contextlib.suppress(FileNotFoundError):  # another process was faster
+        is_temporary = item.name.endswith(TEMPORARY_SUFFIX)
+        if is_temporary and item.stat(follow_symlinks=False).st_mtime < oldest:
+            Path(item.path).unlink()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import time
 from dataclasses import dataclass, replace
 from threading import Lock
@@ -58,9 +59,16 @@ class MemoryTier:
         self._held: dict[ModuleKey, _Held] = {}
         self._lock = Lock()
         self._key_locks = KeyedLocks()
+        self._generation = secrets.token_hex(16)
         self._num_damaged = 0
         self._damaged: set[ModuleKey] = set()
         self._is_closed = False
+
+    @property
+    def generation(self) -> str:
+        """See ``KVStore.generation``; every tier has its own."""
+        self._check_open()
+        return self._generation
 
     def lookup(self, address: EntryAddress) -> LookupResult:
         """See ``KVStore.lookup``."""
@@ -73,6 +81,10 @@ class MemoryTier:
             if held is not None or address.key in self._damaged:
                 return LookupResult(address.key, None, MissReason.CORRUPT)
             return LookupResult(address.key, None, self._ledger.miss_reason(address))
+
+    def is_stored(self, address: EntryAddress) -> bool:
+        """See ``KVStore.is_stored``."""
+        return self.lookup(address).is_hit
 
     def lease(self, address: EntryAddress, device: torch.device) -> EntryLease:
         """See ``KVStore.lease``."""

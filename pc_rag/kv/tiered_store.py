@@ -54,6 +54,11 @@ class TieredStore:
         self._tiers = tuple(tiers)
         self._key_locks = KeyedLocks()
 
+    @property
+    def generation(self) -> str:
+        """See ``KVStore.generation``."""
+        return self._tiers[-1].generation
+
     def lookup(self, address: EntryAddress) -> LookupResult:
         """See ``KVStore.lookup``."""
         reasons: set[MissReason] = set()
@@ -63,6 +68,10 @@ class TieredStore:
                 return result
             reasons.add(result.miss_reason or MissReason.NOT_STORED)
         return LookupResult(address.key, None, min(reasons, key=_TELLING_FIRST.index))
+
+    def is_stored(self, address: EntryAddress) -> bool:
+        """See ``KVStore.is_stored``."""
+        return self._tiers[-1].is_stored(address)
 
     def lease(self, address: EntryAddress, device: torch.device) -> Lease:
         """See ``KVStore.lease``; what a farther tier served is kept in the nearer ones.

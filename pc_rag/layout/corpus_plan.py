@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
 from pc_rag.errors import LayoutError
-from pc_rag.layout.plan import Cached, Fresh, RequestPlan
+from pc_rag.layout.plan import Cached, Fresh, FreshKind, RequestPlan
 from pc_rag.layout.repair import with_fresh_end
 from pc_rag.types import HitKind, PositionPolicy, Span
 
@@ -23,9 +23,11 @@ class TextPiece:
 
     Attributes:
         token_ids: Its tokens; may be empty.
+        label: Id of the chunk that it is a part of, for metrics; empty for all other text.
     """
 
     token_ids: TokenIds
+    label: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +42,8 @@ class EntryPiece:
         context_is_prefix: What it attended when it was encoded is exactly the prefix of this
             prompt: the same tokens at the same position IDs, or nothing where there is no prefix.
         is_prefix: It is (a part of) the prefix, not a chunk; stands before every chunk.
+        num_read: Leading tokens that stand in the prompt and are read; ``None`` for all. They
+            attended nothing behind them, so their KV is what it is in the whole.
     """
 
     label: str
@@ -48,6 +52,17 @@ class EntryPiece:
     encoded_start: int
     context_is_prefix: bool
     is_prefix: bool = False
+    num_read: int | None = None
+
+    @property
+    def read_ids(self) -> TokenIds:
+        """The tokens that are read."""
+        return self.token_ids[: self.num_read]
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all of it is read."""
+        return self.num_read is None or self.num_read >= len(self.token_ids)
 
 
 Piece: TypeAlias = TextPiece | EntryPiece
@@ -70,11 +85,11 @@ def plan_chunks(
                |<-- slot_tokens -->|<-- slot_tokens -->|
 
     A piece is exact where all before it is exact, is just what it attended, and it did not move:
-    the prefix at position 0, and the first chunk right behind its prefix. The last token of the
-    plan is always fresh.
+    the prefix at position 0, and the first chunk right behind its prefix. A piece that is read in
+    part is a partial hit. The last token of the plan is always fresh.
 
     Args:
-        pieces: The prompt in order; concatenating their ids gives the plan's ids.
+        pieces: The prompt in order; concatenating the ids read gives the plan's ids.
         policy: How spans are given out.
         slot_tokens: Position IDs of a slot; needed under ``reserved``, unused under ``packed``.
         max_position: Position IDs that the model has; ``None`` where it sets no limit.
@@ -124,7 +139,7 @@ class _Placer:
     def __init__(self, slot_tokens: int | None) -> None:
         self._slot_tokens = slot_tokens
         self._parts: list[Part] = []
-        self._waiting: list[TokenIds] = []
+        self._waiting: list[TextPiece] = []
         self._cursor = 0
         self._prefix_end = 0
         self._num_chunks = 0
@@ -133,7 +148,7 @@ class _Placer:
     def place(self, piece: Piece) -> None:
         if isinstance(piece, TextPiece):
             if piece.token_ids:
-                self._waiting.append(piece.token_ids)
+                self._waiting.append(piece)
         elif piece.is_prefix:
             self._place_text()
             self._place_entry(piece)
@@ -151,36 +166,41 @@ class _Placer:
     def _enter_slot(self, piece: EntryPiece) -> None:
         if self._slot_tokens is None:
             return
-        if len(piece.token_ids) > self._slot_tokens:
+        if len(piece.read_ids) > self._slot_tokens:
             raise LayoutError(
-                f"chunk {piece.label!r} has {len(piece.token_ids)} tokens, a slot holds "
+                f"chunk {piece.label!r} has {len(piece.read_ids)} tokens, a slot holds "
                 f"{self._slot_tokens}; split the chunk, or create the corpus with longer slots"
             )
         slot_start = self._prefix_end + self._num_chunks * self._slot_tokens
         self._cursor = max(self._cursor, slot_start)
 
     def _place_text(self) -> None:
-        for token_ids in self._waiting:
-            span = Span(self._cursor, self._cursor + len(token_ids))
-            self._parts.append(Fresh(token_ids=token_ids, span=span))
+        for piece in self._waiting:
+            span = Span(self._cursor, self._cursor + len(piece.token_ids))
+            kind = FreshKind.PART if piece.label else FreshKind.TEXT
+            self._parts.append(
+                Fresh(token_ids=piece.token_ids, span=span, kind=kind, label=piece.label)
+            )
             self._cursor = span.end
             self._is_exact = False
         self._waiting.clear()
 
     def _place_entry(self, piece: EntryPiece) -> None:
-        if not piece.token_ids:
+        token_ids = piece.read_ids
+        if not token_ids:
             return
-        span = Span(self._cursor, self._cursor + len(piece.token_ids))
+        span = Span(self._cursor, self._cursor + len(token_ids))
         is_exact = self._is_exact and piece.encoded_start == span.start and self._saw_all(piece)
+        hit_kind = HitKind.EXACT if is_exact else HitKind.COMPOSED
         self._parts.append(
             Cached(
                 label=piece.label,
                 key=piece.key,
-                token_ids=piece.token_ids,
+                token_ids=token_ids,
                 span=span,
-                rows=Span(0, len(piece.token_ids)),
+                rows=Span(0, len(token_ids)),
                 encoded_start=piece.encoded_start,
-                hit_kind=HitKind.EXACT if is_exact else HitKind.COMPOSED,
+                hit_kind=hit_kind if piece.is_whole else HitKind.PARTIAL,
             )
         )
         self._cursor = span.end

@@ -27,6 +27,9 @@ class FreshKind(StrEnum):
     """A stored token recomputed so that it sees the other chunks."""
     UNCACHED = "uncached"
     """A stored token computed because reuse is off."""
+    PART = "part"
+    """Text of this request that is a part of a chunk. Stored tokens of it attended what is not
+    there, so it is computed as all text is; only metrics tell it apart."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,8 +205,9 @@ class RequestPlan:
 
 
 def _as_fresh(part: Part) -> Fresh:
-    is_own_text = not isinstance(part, Cached) and part.kind is FreshKind.TEXT
-    kind = FreshKind.TEXT if is_own_text else FreshKind.UNCACHED
+    kind = FreshKind.UNCACHED
+    if not isinstance(part, Cached) and part.kind in (FreshKind.TEXT, FreshKind.PART):
+        kind = part.kind
     return Fresh(token_ids=part.token_ids, span=part.span, kind=kind, label=part.label)
 
 
@@ -216,7 +220,8 @@ def _goes_on(before: Part, part: Part, *, is_last: bool) -> bool:
         return False
     if isinstance(part, Cached):
         return not isinstance(before, Cached) and part.rows.start > 0
-    return isinstance(before, Cached) and is_last
+    is_stored = isinstance(before, Cached) or before.kind is FreshKind.REPAIR
+    return is_stored and is_last and part.kind is FreshKind.REPAIR
 
 
 def split_cached(part: Cached, num_leading: int) -> tuple[Cached | None, Cached | None]:

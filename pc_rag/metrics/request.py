@@ -104,8 +104,8 @@ class RequestMetrics:
             cache.
         num_reused_tokens: Those of them that the exact prefix cache held.
         num_repaired_tokens: Stored tokens that were recomputed.
-        num_fresh_tokens: All others: the request's own text, and stored text computed for lack of
-            an entry or because reuse was off.
+        num_fresh_tokens: All others: the request's own text, the tails of chunks that were split,
+            and stored text computed for lack of an entry or because reuse was off.
         num_generated_tokens: Tokens generated, the first included.
         ttft_seconds: From the call to the first token in the caller's hands; ``None`` when there
             was none.

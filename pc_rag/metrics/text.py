@@ -19,6 +19,7 @@ REASONS: Final[Mapping[MissReason, str]] = {
     MissReason.IO: "the store's medium failed or timed out",
     MissReason.REPAIRED: "the repair policy recomputed every token of it",
     MissReason.REUSE_OFF: "the request asked for the uncached arm",
+    MissReason.SPLIT: "the prompt holds only a part of it, as when a caller splits chunks",
 }
 """What each reason means; a reason that is not here speaks for itself."""
 

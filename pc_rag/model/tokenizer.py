@@ -14,6 +14,7 @@ import hashlib
 import json
 import re
 from dataclasses import dataclass
+from itertools import chain, pairwise
 from typing import TYPE_CHECKING, Any, Self
 
 from tokenizers import Tokenizer
@@ -21,14 +22,29 @@ from tokenizers import Tokenizer
 from pc_rag.errors import ModelError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
+    from tokenizers import Encoding
     from transformers import PreTrainedTokenizerBase
 
     from pc_rag.types import TokenIds
 
 _PROBE = "a"
 """Text that shows what a post-processor adds around any text."""
+
+
+@dataclass(frozen=True, slots=True)
+class LocatedTokens:
+    """Tokens of a text, and where they stand in it.
+
+    Attributes:
+        token_ids: The tokens.
+        places: For each the first of its characters and the one behind its last. Tokens that are
+            bytes of one character all have its place.
+    """
+
+    token_ids: TokenIds
+    places: tuple[tuple[int, int], ...]
 
 
 class TextTokenizer:
@@ -104,8 +120,17 @@ class TextTokenizer:
             is_first: The text stands at the very start of the prompt. Only there a tokenizer of
                 the sentencepiece kind puts the space it puts before every text.
         """
-        encoder = self._text if is_first else self._continuation
-        return tuple(self._encode_plain(text, encoder))
+        encodings = self._encode_plain(text, is_first=is_first)
+        return tuple(chain.from_iterable(encoding.ids for _, encoding in encodings))
+
+    def locate_text(self, text: str, *, is_first: bool = False) -> LocatedTokens:
+        """The tokens of ``encode_text``, and the characters that each was made of."""
+        token_ids: list[int] = []
+        places: list[tuple[int, int]] = []
+        for start, encoding in self._encode_plain(text, is_first=is_first):
+            token_ids += encoding.ids
+            places += ((start + begin, start + end) for begin, end in encoding.offsets)
+        return LocatedTokens(tuple(token_ids), tuple(places))
 
     def encode_template(self, text: str, *, is_first: bool = False) -> TokenIds:
         """Token ids of template text: control tokens are parsed, and no BOS or EOS is added.
@@ -140,23 +165,33 @@ class TextTokenizer:
         ids = self._template.encode(text, add_special_tokens=False).ids
         return not self.reserved_ids.isdisjoint(ids)
 
-    def _encode_plain(self, text: str, encoder: Tokenizer) -> list[int]:
+    def _encode_plain(
+        self, text: str, *, is_first: bool, start: int = 0
+    ) -> Iterator[tuple[int, Encoding]]:
+        """Encodings of the pieces of a text, with where each piece starts; ``start`` is the first.
+
+        One piece, but for a vocabulary that holds control tokens as ordinary pieces (Unigram): such
+        a text is cut inside what makes one.
+        """
+        encoder = self._text if is_first else self._continuation
         encoding = encoder.encode(text, add_special_tokens=False)
-        if self.reserved_ids.isdisjoint(encoding.ids):
-            return list(encoding.ids)
-        # A vocabulary that holds control tokens as ordinary pieces (Unigram): encode around them.
-        ids: list[int] = []
-        start = 0
-        for token_id, (begin, end) in zip(encoding.ids, encoding.offsets, strict=True):
-            if token_id not in self.reserved_ids or end - begin < 2:  # noqa: PLR2004 - one character is not cut
-                continue
-            cut = begin + 1
-            ids += self._encode_plain(text[start:cut], encoder)
-            encoder = self._continuation
-            start = cut
-        if start == 0:
-            return list(encoding.ids)
-        return ids + self._encode_plain(text[start:], encoder)
+        cuts = (
+            []
+            if self.reserved_ids.isdisjoint(encoding.ids)
+            else [
+                begin + 1
+                for token_id, (begin, end) in zip(encoding.ids, encoding.offsets, strict=True)
+                if token_id in self.reserved_ids and end - begin > 1  # one character is not cut
+            ]
+        )
+        if not cuts:
+            yield start, encoding
+            return
+        for begin, end in pairwise([0, *cuts, len(text)]):
+            piece_is_first = is_first and not begin
+            yield from self._encode_plain(
+                text[begin:end], is_first=piece_is_first, start=start + begin
+            )
 
     def _find_bos_ids(self) -> TokenIds:
         plain = self._template.encode(_PROBE, add_special_tokens=False).ids
@@ -264,8 +299,11 @@ def _make_special(spec: dict[str, Any], control_ids: frozenset[int]) -> bool:
 
 
 def _plain_text_encoder(source: str) -> Tokenizer:
-    """A tokenizer that recognises no special token."""
-    encoder = Tokenizer.from_str(source)
+    """A tokenizer that recognises no special token.
+
+    It has no post-processor: that adds nothing here, and may trim spaces off the places of tokens.
+    """
+    encoder = Tokenizer.from_str(json.dumps(json.loads(source) | {"post_processor": None}))
     encoder.encode_special_tokens = True
     return encoder
 

@@ -404,3 +404,35 @@ def test_e9_holds_when_operations_come_in_any_order(
             held = numbered_entry(number_held).address
             if leases.get(held.key) or held.key in pinned:
                 assert store.lookup(held).is_hit
+
+
+def test_generation_stays_when_entries_come_and_go(store: KVStore) -> None:
+    """It names the medium, not what lies on it: puts, evictions and removals do not change it."""
+    generation = store.generation
+    for number in range(12):
+        store.put(numbered_entry(number))
+    assert store.remove(numbered_entry(11).address.key)
+    assert store.generation == generation
+    assert generation
+
+
+def test_generation_is_another_when_the_store_is_another(make_store: Make) -> None:
+    """Two stores never share one, however alike they are."""
+    assert len({make_store(4).generation for _ in range(3)}) == 3
+
+
+def test_generation_is_refused_when_the_store_is_closed(store: KVStore) -> None:
+    """Like every other call."""
+    store.close()
+    with pytest.raises(StoreError):
+        _ = store.generation
+
+
+def test_entry_is_stored_when_it_was_put_and_until_it_is_removed(store: KVStore) -> None:
+    """``is_stored`` follows put and remove."""
+    entry = make_entry()
+    assert not store.is_stored(entry.address)
+    store.put(entry)
+    assert store.is_stored(entry.address)
+    store.remove(entry.address.key)
+    assert not store.is_stored(entry.address)

@@ -395,7 +395,7 @@ def test_documents_are_taken_in_when_there_is_no_embedder(monkeypatch):
     def missing():
         raise MissingDependencyError("the default embedder", "embeddings")
 
-    monkeypatch.setattr("pc_rag.corpus.corpus.default_embedder", missing)
+    monkeypatch.setattr("pc_rag.corpus.embedding.default_embedder", missing)
     with tiny_engine() as engine, Corpus(engine) as corpus:
         corpus.add([CAT])
         assert chunk_uses(corpus.generate(f"x {CAT} y", SHORT))[0].is_hit
@@ -516,7 +516,7 @@ def test_nothing_is_left_when_a_removed_document_was_asked_by_another_model(tmp_
 
 def test_chunks_are_recognised_when_they_are_retrieved_elsewhere(monkeypatch):
     """Nothing is embedded, and no embedder is made; the refusal says what to do."""
-    monkeypatch.setattr("pc_rag.corpus.corpus.default_embedder", None)
+    monkeypatch.setattr("pc_rag.corpus.embedding.default_embedder", None)
     with opened(has_retrieval=False) as corpus:
         corpus.add(named(cat=CAT, dog=DOG))
         corpus.remove("dog")

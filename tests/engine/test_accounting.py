@@ -3,14 +3,27 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 import pytest
 
 from pc_rag.config import EngineConfig
-from pc_rag.engine import PromptCache
+from pc_rag.engine import PromptCache, accounting
+from pc_rag.layout import (
+    Cached,
+    EntryPiece,
+    Fresh,
+    FreshKind,
+    RequestPlan,
+    TextPiece,
+    apply_repair,
+    parse_repair,
+    plan_chunks,
+)
+from pc_rag.layout.reuse import with_reused
 from pc_rag.metrics import TokenKind
 from pc_rag.model.sampling import GenerationConfig
-from pc_rag.types import HitKind, MissReason, Tier
+from pc_rag.types import HitKind, MissReason, PositionPolicy, Span, Tier
 from tests.support.engines import (
     CHUNKS,
     PREFIX,
@@ -231,3 +244,112 @@ def test_prefill_rate_is_not_learned_when_the_model_failed():
     with scripted(engine, "a", fail_at=0), pytest.raises(ZeroDivisionError):
         engine.generate(LONG, SHORT)
     assert engine.generate("short", SHORT).metrics.prefill_tokens_per_second is None
+
+
+def part_request(engine, *, repair="none", num_read=20):
+    """Prefix, chunk a, the head of b, the tail of c, and b whole."""
+    request = chunk_request(engine, "abcb")
+    encode = engine.loaded.tokenizer.encode_text
+    pieces = []
+    for part in request.plan.parts:
+        if not isinstance(part, Cached):
+            pieces.append(TextPiece(part.token_ids))
+            continue
+        entry = EntryPiece(
+            label=part.label,
+            key=part.key,
+            token_ids=part.token_ids,
+            encoded_start=part.encoded_start,
+            context_is_prefix=True,
+            is_prefix=part.label == PREFIX_LABEL,
+        )
+        is_head = part.label == "b" and not any(p.label == "b" for p in pieces)
+        pieces.append(replace(entry, num_read=num_read) if is_head else entry)
+    tail = TextPiece(encode(CHUNKS["c"][-30:]), label="c")
+    pieces = [tail if piece.label == "c" else piece for piece in pieces]
+    plan = plan_chunks(pieces, policy=PositionPolicy.PACKED)
+    plan = apply_repair(plan, parse_repair(repair), lambda part: part.label in CHUNKS)
+    return replace(request, plan=plan, remarks=dict.fromkeys(CHUNKS, MissReason.OTHER_PREFIX))
+
+
+def uses_of(metrics):
+    return [(use.label, use.num_tokens, use.hit_kind, use.miss_reason) for use in metrics.modules]
+
+
+def test_parts_are_counted_with_their_reason_when_a_prompt_holds_some():
+    """Pitfall 38: a head is a partial hit, a tail a miss of fresh tokens; both say ``split``."""
+    engine = tiny_engine(config=OFF)
+    request = part_request(engine)
+    ingest(engine, request)
+    metrics = engine.generate(request, SHORT).metrics
+    a, b = len(CHUNKS["a"]), len(CHUNKS["b"])
+    assert uses_of(metrics) == [
+        (PREFIX_LABEL, len(PREFIX), HitKind.EXACT, None),
+        ("a", a, HitKind.EXACT, MissReason.OTHER_PREFIX),
+        ("b", 20, HitKind.PARTIAL, MissReason.SPLIT),
+        ("c", 30, None, MissReason.SPLIT),
+        ("b", b, HitKind.COMPOSED, MissReason.OTHER_PREFIX),
+    ]
+    assert metrics.num_cached_tokens == len(PREFIX) + a + 20 + b
+    assert metrics.num_fresh_tokens == 30 + 4 + len("\nWho sat?")
+    assert metrics.prompt_tokens == sum(parts_of(metrics))
+    assert metrics.modules[2].tier is Tier.HOST
+    total = engine.stats.snapshot().total
+    assert total.module_hits[HitKind.PARTIAL] == 1
+    assert total.qualified_hits[MissReason.SPLIT] == total.module_misses[MissReason.SPLIT] == 1
+
+
+def test_head_is_a_miss_like_any_other_when_its_entry_is_not_stored():
+    """Only its own tokens count as created; the next request reads them."""
+    engine = tiny_engine(config=OFF)
+    request = part_request(engine)
+    first, again = (engine.generate(request, SHORT).metrics for _ in range(2))
+    assert uses_of(first)[2] == ("b", 20, None, MissReason.NOT_STORED)
+    assert first.modules[2].num_encoded_tokens == 20
+    assert uses_of(first)[3] == ("c", 30, None, MissReason.SPLIT)
+    assert uses_of(again)[2] == ("b", 20, HitKind.PARTIAL, MissReason.SPLIT)
+    assert first.num_cached_tokens == first.num_cache_creation_tokens == again.num_cached_tokens
+
+
+@pytest.mark.parametrize("reuse", [True, False])
+@pytest.mark.parametrize("repair", ["none", "link:3", "link:1000"])
+def test_parts_keep_their_places_when_repair_and_both_arms_run(repair, reuse):
+    """Labels and tokens are the same whatever is recomputed, and every token is counted once."""
+    engine = tiny_engine(config=OFF)
+    metrics = engine.generate(part_request(engine, repair=repair), SHORT, reuse=reuse).metrics
+    a, b = len(CHUNKS["a"]), len(CHUNKS["b"])
+    assert [use[:2] for use in uses_of(metrics)] == [
+        (PREFIX_LABEL, len(PREFIX)), ("a", a), ("b", 20), ("c", 30), ("b", b),
+    ]  # fmt: skip
+    assert metrics.prompt_tokens == sum(parts_of(metrics))
+    expected = {"none": 0, "link:3": 6, "link:1000": 20 + b}[repair] if reuse else 0
+    assert metrics.num_repaired_tokens == expected
+    reasons = misses(metrics)
+    assert reasons["c"] is MissReason.SPLIT, "it is computed in any case"
+    assert reuse or reasons["a"] is MissReason.REUSE_OFF
+
+
+def test_parts_stay_in_the_metrics_when_the_prefix_cache_holds_them():
+    """The second of two like requests reuses the tail, and tells of the same parts."""
+    engine = tiny_engine()
+    first, second = (engine.generate(part_request(engine), SHORT).metrics for _ in range(2))
+    assert second.num_reused_tokens > 30
+    assert [use[:2] for use in uses_of(second)] == [use[:2] for use in uses_of(first)]
+    assert uses_of(second)[2][2:] == (HitKind.PARTIAL, MissReason.SPLIT)
+    longer = part_request(engine, num_read=21)
+    assert engine.generate(longer, SHORT).metrics.modules[2].num_tokens == 21
+
+
+@pytest.mark.parametrize("num_held", range(12))
+def test_tail_is_one_module_when_the_prefix_cache_holds_some_of_it(num_held):
+    """What is reused of it and what is computed belong together; a neighbour stays apart."""
+    tail, head = FreshKind.PART, FreshKind.REPAIR
+    parts = [
+        Fresh(token_ids=(1, 2, 3), span=Span(0, 3), kind=tail, label="a"),
+        Fresh(token_ids=(4, 5, 6), span=Span(3, 6), kind=head, label="a"),
+        Fresh(token_ids=(7, 8, 9), span=Span(6, 9), kind=tail, label="a"),
+        Fresh(token_ids=(1, 2, 3), span=Span(9, 12), kind=tail, label="b"),
+    ]
+    plan = with_reused(RequestPlan(tuple(parts)), num_held)
+    found = [(each.label, each.num_tokens) for each in accounting._occurrences(plan)]
+    assert found == [("a", 3), ("a", 3), ("a", 3), ("b", 3)]

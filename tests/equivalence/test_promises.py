@@ -124,6 +124,58 @@ def test_e2_both_oracles_agree_when_no_entry_was_moved(bench):
     )
 
 
+@pytest.mark.parametrize("num_read", [1, 12, len(CHUNKS[0]) - 1])
+def test_e1_head_of_a_chunk_equals_full_prefill(bench, num_read):
+    """E1 for a part: a chunk's first tokens attended nothing behind them (pitfall 38)."""
+    prefix = bench.encode(PREFIX, start=0)
+    chunk = bench.encode(CHUNKS[0], start=len(PREFIX), context=(prefix,))
+    rows = Span(0, num_read)
+    plan = RequestPlan(
+        (
+            cached(prefix, start=0),
+            cached(chunk, start=len(PREFIX), rows=rows),
+            fresh(QUESTION, len(PREFIX) + num_read),
+        )
+    )
+    expected = full_logits(bench.model, plan.token_ids, plan.position_ids)
+    torch.testing.assert_close(bench.logits(plan), expected, **TOLERANCE)
+    alone = bench.encode(CHUNKS[0][:num_read], start=len(PREFIX), context=(prefix,))
+    torch.testing.assert_close(chunk.keys[:, :, :num_read], alone.keys, **TOLERANCE)
+    torch.testing.assert_close(chunk.values[:, :, :num_read], alone.values, **TOLERANCE)
+
+
+@pytest.mark.parametrize("link", [0, 3])
+@pytest.mark.parametrize("settle", [False, True])
+def test_e2_moved_heads_equal_the_reference(bench, link, settle):
+    """E2 for parts: heads placed elsewhere, repaired or not, give the oracle's logits."""
+    prefix = bench.encode(PREFIX, start=0)
+    parts, position = [cached(prefix, start=0)], len(PREFIX)
+    for ids, num_read in zip(CHUNKS, (len(CHUNKS[0]), 9, 25), strict=True):
+        chunk = bench.encode(ids, start=len(PREFIX), context=(prefix,))
+        repaired = link if len(parts) > 1 else 0
+        if repaired:
+            parts.append(fresh(ids[:repaired], position, FreshKind.REPAIR))
+        rows = Span(repaired, num_read)
+        parts += [cached(chunk, start=position + repaired, rows=rows)]
+        parts += [fresh((5, 6), position + num_read)]
+        position += num_read + 2
+    plan = RequestPlan((*parts, fresh(QUESTION, position)))
+    expected = assembled_logits(bench.model, plan, bench.modules)
+    torch.testing.assert_close(bench.logits(plan, settle=settle), expected, **TOLERANCE)
+
+
+def test_e2_module_visible_heads_equal_one_masked_forward_pass(bench):
+    """E2 for parts: heads of entries that saw themselves only equal one pass under a block mask."""
+    parts, position = [], 0
+    for ids, num_read in zip(CHUNKS, (20, 13, 1), strict=True):
+        parts.append(cached(bench.encode(ids, start=0), start=position, rows=Span(0, num_read)))
+        parts.append(fresh((5, 6), position + num_read))
+        position += num_read + 2
+    plan = RequestPlan((*parts, fresh(QUESTION, position)))
+    expected = masked_logits(bench.model, plan, bench.modules)
+    torch.testing.assert_close(bench.logits(plan), expected, **TOLERANCE)
+
+
 @pytest.mark.parametrize("shift", [1, 64, 517])
 def test_e3_a_moved_entry_equals_one_encoded_there(bench, shift):
     """E3: placing a module-visible entry elsewhere gives the KV of encoding it there."""

@@ -30,6 +30,15 @@ SHARED = {"langchain/island.py"}
             "langchain/indexing.py",
             ["again:", "'num_skipped': 4", "encoded 0", "encoded 1", "free on Sundays"],
         ),
+        (
+            "llama_index/ingestion.py",
+            [
+                "first: encoded 3\nagain: encoded 0\none text edited: encoded 1\n",
+                "hidden metadata edited: encoded 0\none dropped: encoded 0\nremoved: ('inn',)\n",
+                "reclaimed: 2 entries",
+                "from stored KV: ",
+            ],
+        ),
     ],
 )
 def test_example_shows_what_it_promises_when_it_is_run(name, expected):

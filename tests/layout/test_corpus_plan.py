@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from pc_rag.errors import LayoutError, PromptError
@@ -171,3 +173,83 @@ def test_prompt_is_refused_when_it_has_no_token():
     """There is nothing to generate from."""
     with pytest.raises(PromptError, match="no token"):
         plan_chunks([text("")], policy=PositionPolicy.PACKED)
+
+
+def head(characters, num_read):
+    return replace(chunk(characters), num_read=num_read)
+
+
+def tail(characters, label="a"):
+    return TextPiece(tuple(map(ord, characters)), label=label)
+
+
+def test_leading_rows_are_read_when_only_a_head_stands_in_the_prompt():
+    """Its tokens attended nothing behind them; the hit is partial, even where all is exact."""
+    pieces = [prefix("PREFIX"), head("abcd", 3), text("--"), head("efgh", 2), text("Why?")]
+    plan = plan_chunks(pieces, policy=PositionPolicy.PACKED)
+    assert shown(plan) == [
+        ("exact", "PREFIX", 0),
+        ("partial", "abc", 6),
+        ("text", "--", 9),
+        ("partial", "ef", 11),
+        ("text", "Why?", 13),
+    ]
+    assert [part.rows for part in plan.cached[1:]] == [Span(0, 3), Span(0, 2)]
+    assert [part.shift for part in plan.cached[1:]] == [0, 5]
+
+
+@pytest.mark.parametrize("num_read", [4, 9])
+def test_hit_is_whole_when_every_token_is_read(num_read):
+    """A head that lacks no token is no part."""
+    plan = plan_chunks(
+        [prefix("P"), head("abcd", num_read), text("?")], policy=PositionPolicy.PACKED
+    )
+    assert plan.cached[-1].hit_kind is HitKind.COMPOSED
+    assert plan.cached[-1].rows == Span(0, 4)
+
+
+def test_head_fits_its_slot_when_its_chunk_would_not():
+    """A slot holds what stands in the prompt; the next chunk begins in the next slot."""
+    pieces = [prefix("P"), head("abcdef", 4), chunk("gh"), text("?")]
+    plan = plan_chunks(pieces, policy=PositionPolicy.RESERVED, slot_tokens=5)
+    assert [part.span.start for part in plan.parts] == [0, 1, 6, 8]
+    with pytest.raises(LayoutError, match="has 4 tokens, a slot holds 3"):
+        plan_chunks(pieces, policy=PositionPolicy.RESERVED, slot_tokens=3)
+
+
+def test_tail_is_labelled_text_when_it_stands_in_the_prompt():
+    """It is computed like text and moves no slot; only its label says what it is."""
+    pieces = [prefix("P"), text("-"), tail("cd"), text("--"), chunk("ef"), tail("d"), text("?")]
+    plan = plan_chunks(pieces, policy=PositionPolicy.RESERVED, slot_tokens=8)
+    assert shown(plan) == [
+        ("exact", "P", 0),
+        ("text", "-", 1),
+        ("part", "cd", 2),
+        ("text", "--", 4),
+        ("composed", "ef", 6),
+        ("part", "d", 8),
+        ("text", "?", 9),
+    ]
+    assert [part.label for part in plan.fresh] == ["", "a", "", "a", ""]
+    assert plan.num_repaired_tokens == 0
+
+
+def test_parts_stay_apart_when_nothing_is_reused():
+    """Head and tail of one chunk side by side are two parts in the uncached arm too."""
+    pieces = [head("abcd", 2), tail("cd"), head("abcd", 3), tail("d")]
+    plan = plan_chunks(pieces, policy=PositionPolicy.PACKED)
+    bare = plan.without_reuse()
+    assert shown(bare) == [
+        ("uncached", "ab", 0),
+        ("part", "cd", 2),
+        ("uncached", "abc", 4),
+        ("part", "d", 7),
+    ]
+    assert bare.token_ids == plan.token_ids
+
+
+def test_last_token_is_computed_when_a_head_ends_the_prompt():
+    """It is cut off the rows that are read, and is one part with them in the uncached arm."""
+    plan = plan_chunks([text("x"), head("abcd", 3)], policy=PositionPolicy.PACKED)
+    assert shown(plan) == [("text", "x", 0), ("partial", "ab", 1), ("repair", "c", 3)]
+    assert shown(plan.without_reuse()) == [("text", "x", 0), ("uncached", "abc", 1)]

@@ -222,6 +222,14 @@ class SpyStore:
             message = f"the medium failed at {name}"
             raise StoreIOError(message)
 
+    @property
+    def generation(self) -> str:
+        return self.inner.generation
+
+    def is_stored(self, address: EntryAddress) -> bool:
+        self._count("lookup")
+        return self.inner.is_stored(address)
+
     def lookup(self, address: EntryAddress) -> LookupResult:
         self._count("lookup")
         return self.inner.lookup(address)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from pc_rag.types import TokenIds
 
 FILE_NAME = "catalog.sqlite"
+_ID_SETTING = "catalog_id"
 
 
 class Catalog:
@@ -134,11 +136,15 @@ class Catalog:
             found = document_records(connection, "id = ?", [document_id])
         return found[0] if found else None
 
-    def documents(self, *, source: str | None = None) -> tuple[DocumentRecord, ...]:
-        """All live documents, or those of one source, by id."""
-        where = "1" if source is None else "source = ?"
+    def documents(
+        self, *, source: str | None = None, id_beginning: str = ""
+    ) -> tuple[DocumentRecord, ...]:
+        """All live documents, or those of one source, whose ids begin like this, by id."""
+        where, values = "substr(id, 1, length(?1)) = ?1", [id_beginning]
+        if source is not None:
+            where, values = f"{where} AND source = ?2", [*values, source]
         with self._database.read() as connection:
-            return document_records(connection, where, [] if source is None else [source])
+            return document_records(connection, where, values)
 
     def owners(
         self, chunk_id: ChunkId, *, where: Mapping[str, str] | None = None
@@ -265,6 +271,18 @@ class Catalog:
                 ((chunk_id,) for chunk_id in unowned.chunk_ids),
             )
             return deleted.rowcount if unowned.chunk_ids else 0
+
+    def id(self) -> str:
+        """Names this catalog: another one was made anew, whatever its number of changes."""
+        found = self.setting(_ID_SETTING)
+        if found is None:
+            with self._database.write() as connection:
+                connection.execute(
+                    "INSERT OR IGNORE INTO settings VALUES (?, ?)",
+                    (_ID_SETTING, secrets.token_hex(16)),
+                )
+            found = self.setting(_ID_SETTING)
+        return found or ""
 
     def generation(self) -> int:
         """How many changes of documents there were, by any process: equal means still current."""

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pc_rag.corpus.catalog.packing import pack_token_ids
 from pc_rag.corpus.catalog.records import DocumentChange, DocumentRecord, chunk_id_of
-from pc_rag.corpus.documents import document_id
+from pc_rag.corpus.documents import content_digest, document_id
 from pc_rag.errors import IngestError
 
 if TYPE_CHECKING:
@@ -26,7 +25,7 @@ class Identity:
 
     Attributes:
         id: Its id, given or derived.
-        content_digest: Hex SHA-256 of its text.
+        content_digest: See ``pc_rag.corpus.documents.content_digest``.
         chunking: Names the way it is chunked.
     """
 
@@ -37,8 +36,7 @@ class Identity:
     @classmethod
     def of(cls, document: Document, chunking: str) -> Identity:
         """The identity of a document that is chunked in the named way."""
-        digest = hashlib.sha256(document.text.encode()).hexdigest()
-        return cls(document_id(document), digest, chunking)
+        return cls(document_id(document), content_digest(document), chunking)
 
 
 def compare(

@@ -91,7 +91,7 @@ class DocumentRecord:
         id: Its name.
         source: Where its text comes from.
         metadata: Facts to filter by.
-        content_digest: Hex SHA-256 of its text.
+        content_digest: Hex SHA-256 of its text, or of its chunks where it was split elsewhere.
         added_at: Unix time of its last change, seconds.
     """
 

@@ -1,0 +1,215 @@
+"""Keeping a corpus in step with whoever owns its documents: a framework's stores and caches."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field, replace
+from threading import Lock
+from typing import TYPE_CHECKING
+
+from pc_rag.corpus.documents import Document, document_id
+from pc_rag.corpus.prefixes import chunk_recipe
+from pc_rag.corpus.reports import IngestReport
+from pc_rag.errors import IngestError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from pc_rag.corpus.catalog import Catalog
+    from pc_rag.corpus.catalog.records import DocumentRecord
+    from pc_rag.corpus.prefixes import CorpusPrefix
+    from pc_rag.engine import PromptCache
+
+    Add = Callable[[Iterable[Document]], IngestReport]
+
+_RESTORED = "restored:"
+"""Begins the names of settings: which storage all entries of some documents were last in."""
+
+_ANY_TOKENS = (0,)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReconcileReport:
+    """What bringing a corpus in step did.
+
+    Attributes:
+        removed: Ids of documents that nobody owns any more; ``Corpus.gc`` reclaims their bytes.
+        num_kept: Documents that are in the corpus now and stay.
+        missing: Ids of documents that should be there, are not, and of which no text is at hand.
+        ingest: What was encoded and changed for those that stay.
+    """
+
+    removed: tuple[str, ...] = ()
+    num_kept: int = 0
+    missing: tuple[str, ...] = ()
+    ingest: IngestReport = field(default_factory=IngestReport)
+
+
+class Upkeep:
+    """Keeps a corpus in step with the owner of its documents. Thread-safe.
+
+    Args:
+        engine: Whose store and model.
+        catalog: Knows documents and chunks.
+        prefixes: Says what chunks are encoded behind.
+        add: ``Corpus.add``.
+    """
+
+    def __init__(
+        self,
+        engine: PromptCache,
+        catalog: Catalog,
+        prefixes: Callable[[], Sequence[CorpusPrefix]],
+        add: Add,
+    ) -> None:
+        self._engine = engine
+        self._catalog = catalog
+        self._prefixes = prefixes
+        self._add = add
+        self._lock = Lock()
+
+    @property
+    def revision(self) -> str:
+        """Names what the corpus holds now; equal while nothing of it changed.
+
+        Another one once a document came, changed or went, the catalog or the store was deleted and
+        made anew, or model, dtype, tenant or prefixes are others. Evictions do not change it.
+
+        Raises:
+            StoreIOError: A medium failed.
+        """
+        return _digest(self._catalog.id(), str(self._catalog.generation()), self._storage())
+
+    def documents(self, where: Mapping[str, str] | None = None) -> tuple[DocumentRecord, ...]:
+        """The documents that have all of this metadata, by id."""
+        wanted = (where or {}).items()
+        return tuple(
+            record for record in self._catalog.documents() if wanted <= record.metadata.items()
+        )
+
+    def chunk_texts(self, document_id: str) -> tuple[str, ...]:
+        """The texts of a document's chunks, in its order; none where there is no such document."""
+        return tuple(chunk.text for chunk in self._catalog.chunks_of(document_id))
+
+    def ensure(self, documents: Iterable[Document]) -> IngestReport:
+        """Make sure that chunks are there with their entries, now, and drop nothing.
+
+        Encodes what was deleted or evicted, and takes parts of documents: chunks that a known
+        document lacks come behind those it has; its source and metadata stay. Calls take turns.
+
+        Args:
+            documents: Made with ``Document.of_chunks``, each id once.
+
+        Raises:
+            IngestError: A document has no chunks of its own; and all that ``Corpus.add`` raises.
+        """
+        with self._lock:
+            return self._add([self._beside_known(document) for document in documents])
+
+    def restore(self, where: Mapping[str, str] | None = None) -> IngestReport:
+        """Encode what went with the store: every missing entry of the documents.
+
+        Looks only when the store was deleted or is another, or the model is, since the last call
+        for the same documents: it costs next to nothing otherwise, and what a full store evicts is
+        not encoded over and over.
+
+        Args:
+            where: Metadata of the documents; all of them by default.
+
+        Returns:
+            What was encoded; the documents, of which none changed, are not counted.
+
+        Raises:
+            StoreIOError: A medium failed.
+        """
+        name = _RESTORED + _digest(
+            *(part for pair in sorted((where or {}).items()) for part in pair)
+        )
+        storage = self._storage()
+        if self._catalog.setting(name) == storage:
+            return IngestReport()
+        report = self.ensure(self._as_known(record) for record in self.documents(where))
+        self._catalog.put_setting(name, storage)
+        return replace(report, num_added=0, num_updated=0, num_metadata_only=0, num_unchanged=0)
+
+    def reconcile(
+        self,
+        wanted: Mapping[str, Document | None],
+        *,
+        where: Mapping[str, str] | None = None,
+        drops_all: bool = False,
+    ) -> ReconcileReport:
+        """Let the corpus hold the documents that their owner has, and no others.
+
+        What is encoded comes first: where that fails, nothing was removed.
+
+        Args:
+            wanted: What the owner has, by id: documents that are added where they are new or
+                differ, and ``None`` where the owner knows a document but not its chunks; those that
+                the corpus has of it stay, and missing entries of them are encoded.
+            where: Metadata of the owner's documents; others are left alone.
+            drops_all: Whether an owner who has nothing is believed.
+
+        Raises:
+            IngestError: Nothing is wanted and the corpus has documents, which would all go; and all
+                that ``Corpus.add`` raises.
+        """
+        held = {record.id: record for record in self.documents(where)}
+        if held and not wanted and not drops_all:
+            raise IngestError(
+                f"reconcile: the owner has no document and the corpus has {len(held)}, which would "
+                "all be removed; look whether it is the right one, or pass drops_all=True"
+            )
+        given = [document for document in wanted.values() if document is not None]
+        known = [held[id_] for id_, each in wanted.items() if each is None and id_ in held]
+        report = self._add(given) + self.ensure(map(self._as_known, known))
+        removed = [id_ for id_ in held if id_ not in wanted and self._catalog.remove_document(id_)]
+        return ReconcileReport(
+            removed=tuple(removed),
+            num_kept=len(given) + len(known),
+            missing=tuple(id_ for id_, each in wanted.items() if each is None and id_ not in held),
+            ingest=report,
+        )
+
+    def _storage(self) -> str:
+        """Names where entries lie and what decides their keys: model, dtype, tenant, prefixes."""
+        recipes = (chunk_recipe(self._engine, _ANY_TOKENS, each) for each in self._prefixes())
+        keys = sorted(recipe.address.key for recipe in recipes)
+        return _digest(self._engine.store.generation, *keys)
+
+    def _as_known(self, record: DocumentRecord) -> Document:
+        return Document.of_chunks(
+            self.chunk_texts(record.id),
+            id=record.id,
+            source=record.source,
+            metadata=record.metadata,
+        )
+
+    def _beside_known(self, document: Document) -> Document:
+        """A document with the chunks that the corpus has of it, in its own order if it has all."""
+        id_ = document_id(document)
+        if document.chunks is None:
+            raise IngestError(
+                f"document {id_!r} has no chunks of its own; make it with Document.of_chunks, or "
+                "add it"
+            )
+        record = self._catalog.document(id_)
+        if record is None:
+            return document
+        known = self.chunk_texts(id_)
+        lacking = [text for text in dict.fromkeys(document.chunks) if text not in set(known)]
+        has_all = set(known) <= set(document.chunks)
+        return Document.of_chunks(
+            document.chunks if has_all else [*known, *lacking],
+            id=id_,
+            source=record.source,
+            metadata=record.metadata,
+        )
+
+
+def _digest(*parts: str) -> str:
+    digest = hashlib.sha256()
+    for part in parts:
+        data = part.encode()
+        digest.update(len(data).to_bytes(8, "little") + data)
+    return digest.hexdigest()
