@@ -310,6 +310,10 @@ class Corpus:
         """Decide which tokens of a prompt are cached: those of chunks that stand in it."""
         return self._prompts.plan(prompt)
 
+    def holds(self, text: str) -> bool:
+        """Whether a text, save whitespace at its ends, is a chunk of a document."""
+        return self._lookup.find_whole(text) is not None
+
     def warm(self, texts: Iterable[str]) -> Future[int]:
         """Bring the entries of the chunks in some texts into the nearest tier, in the background.
 

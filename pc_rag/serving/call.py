@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
@@ -15,7 +15,7 @@ from pc_rag.model.tool_format import tool_call_schema
 from pc_rag.serving.schemas import closed_schema
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Collection
 
     from pc_rag.model.conversation import TextPrompt, ToolSpec
     from pc_rag.model.tool_format import ToolFormat
@@ -61,7 +61,7 @@ class Call:
             reply says that its hits came from behind another.
 
     Raises:
-        ConfigError: A time that is not a positive number.
+        ConfigError: A time that is not a positive number, or a value of another type.
     """
 
     prompt: TextPrompt
@@ -81,6 +81,10 @@ class Call:
             raise ConfigError(
                 f"timeout is {timeout!r}; give a number of seconds above 0, or None for no limit"
             )
+        for name, kind in (("template", str), ("reuse", bool), ("learn_prefix", bool)):
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, kind):
+                raise ConfigError(f"{name} is {value!r}; give a {kind.__name__}, or leave it out")
 
     @property
     def tools(self) -> tuple[ToolSpec, ...]:
@@ -179,7 +183,7 @@ def _response_grammar(response_format: Any) -> Grammar | None:  # noqa: ANN401 -
     if kind == "json_schema":
         described = response_format.get("json_schema") or {}
         schema = described.get("schema") if hasattr(described, "get") else None
-        if schema is not None:
+        if isinstance(schema, Mapping):
             return Grammar.json(closed_schema(schema))
     raise ConfigError(
         f"response_format {response_format!r} is unknown; give {{'type': 'json_object'}}, "

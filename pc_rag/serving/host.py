@@ -160,10 +160,22 @@ class Host:
         return self._corpus is not None
 
     @property
+    def is_described(self) -> bool:
+        """Whether tokenizer and window are known without reading a file."""
+        is_read = self._chat_format is not None and self._max_position is not None
+        return self._engine_at_hand is not None or is_read
+
+    @property
     def model_name(self) -> str:
         """What the model is called; does not open it."""
-        engine = self._corpus.engine if self._corpus else self._lent_engine
+        engine = self._engine_at_hand
         return engine.loaded.name if engine else self.settings.model
+
+    @property
+    def _engine_at_hand(self) -> PromptCache | None:
+        """The engine, where it is open already."""
+        corpus = self._corpus
+        return self._lent_engine if corpus is None else corpus.engine
 
     @property
     def corpus(self) -> Corpus:
@@ -187,8 +199,8 @@ class Host:
     @property
     def tokenizer(self) -> TextTokenizer:
         """The model's tokenizer, without loading weights for it."""
-        if self._corpus is not None:
-            return self._corpus.engine.loaded.tokenizer
+        if (engine := self._engine_at_hand) is not None:
+            return engine.loaded.tokenizer
         if self._tokenizer is None:
             settings = self.settings
             self._tokenizer = load_tokenizer(settings.model, chat_template=settings.chat_template)
@@ -197,8 +209,8 @@ class Host:
     @property
     def chat_format(self) -> ChatFormat:
         """How the model writes conversations, without loading weights for it."""
-        if self._corpus is not None:
-            return self._corpus.engine.chat_format
+        if (engine := self._engine_at_hand) is not None:
+            return engine.chat_format
         if self._chat_format is None:  # kept: finding out what a template knows takes renderings
             self._chat_format = ChatFormat(self.tokenizer)
         return self._chat_format
@@ -206,8 +218,8 @@ class Host:
     @property
     def max_position(self) -> int:
         """Position IDs that a prompt and its answer may use, without loading weights for it."""
-        if self._corpus is not None:
-            return self._corpus.engine.max_position
+        if (engine := self._engine_at_hand) is not None:
+            return engine.max_position
         if self._max_position is None:
             self._max_position = load_max_position(self.settings.model)
         return min(self._max_position, self.settings.config.context_limit or self._max_position)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from os import PathLike
 from typing import TYPE_CHECKING, Any
 
 from pc_rag.errors import ConfigError
@@ -104,13 +105,16 @@ def begin_call(
         if value is not None and name not in _IGNORED and not is_no_op(name, value)
     }
     if "model" in options:
-        host = host.sibling(options.pop("model"))
+        host = host.sibling(_model_name(options.pop("model")))
+    parallel = options.pop("parallel_tool_calls", None)
+    if not isinstance(parallel, bool | None):
+        raise ConfigError(f"parallel_tool_calls is {parallel!r}; give True or False")
     choice, tool_name = tool_choice_of(options.pop("tool_choice", None))
     call = Call(
         prompt=prompt,
         tool_choice=choice,
         tool_name=tool_name,
-        max_tool_calls=1 if options.pop("parallel_tool_calls", None) is False else None,
+        max_tool_calls=1 if parallel is False else None,
         template=options.pop("template", defaults.template),
         reuse=options.pop("reuse", defaults.reuse),
         learn_prefix=options.pop("learn_prefix", defaults.learn_prefix),
@@ -118,6 +122,12 @@ def begin_call(
         config=generation_config(defaults.generation, options, others=_CALL_ONLY),
     )
     return host.stream(call)
+
+
+def _model_name(model: object) -> str:
+    if isinstance(model, str | PathLike) and str(model):
+        return str(model)
+    raise ConfigError(f"model is {model!r}; give a name, a folder or a .gguf file")
 
 
 def is_no_op(name: str, value: object) -> bool:
@@ -144,7 +154,7 @@ def tool_choice_of(choice: Any) -> tuple[ToolChoice, str | None]:  # noqa: ANN40
         return ToolChoice.NONE, None
     name = choice
     if isinstance(choice, dict):
-        function = choice.get("function", choice)
+        function = choice.get("function") or choice
         name = function.get("name") if isinstance(function, dict) else None
     if not isinstance(name, str) or not name:
         raise ConfigError(

@@ -119,6 +119,15 @@ def test_every_request_gets_its_own_chunks_when_sets_change(corpus):
         assert [chunk.text for chunk in answer.chunks] == [c.text for c in expected.chunks]
 
 
+def test_a_text_is_held_when_it_is_a_chunk_of_a_live_document(corpus):
+    """Whitespace at its ends aside; parts are none, nor are chunks of removed documents."""
+    assert corpus.holds(f"\n{CAT} ")
+    assert not corpus.holds(CAT[:-1])
+    assert not corpus.holds("")
+    corpus.remove("cat")
+    assert not corpus.holds(CAT)
+
+
 def test_answer_is_given_when_the_corpus_is_empty():
     """No chunk, no error: the model is asked all the same."""
     with opened() as corpus:

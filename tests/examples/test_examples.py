@@ -30,6 +30,20 @@ SHARED = {"langchain/island.py"}
             "langchain/indexing.py",
             ["again:", "'num_skipped': 4", "encoded 0", "encoded 1", "free on Sundays"],
         ),
+        ("llama_index/query_engine.py", ["euros", "hit 2 of 2 retrieved files", "read 2"]),
+        (
+            "llama_index/chat_engine.py",
+            [
+                "euros",
+                "hit 2 of 2 notices",
+                ", 0 of them as earlier",
+                "52 of them as earlier",
+            ],
+        ),
+        (
+            "llama_index/side_by_side.py",
+            ["HuggingFaceLLM: ", "ratio: ", "12 of 12 (100.0%)", "4 retrieved, 4 hit"],
+        ),
         (
             "llama_index/ingestion.py",
             [

@@ -133,3 +133,50 @@ async def test_stream_is_closed_when_a_task_is_cancelled_between_tokens(host, co
         handle.remove()
     assert stream.reply.completion.metrics.is_cancelled
     assert stream.reply.completion.metrics.num_generated_tokens <= 1
+
+
+async def test_consumer_is_told_once_when_its_task_is_cancelled_within_a_token(host, corpus):
+    """When the thread is done, not before: then the reply says what the request cost."""
+    stream, told = host.stream(CALL), asyncio.Event()
+    entered, go_on, replies = threading.Event(), threading.Event(), []
+
+    def slow(_module, _args, output):
+        entered.set()
+        go_on.wait(WAIT_SECONDS)
+        return output
+
+    def on_left():
+        replies.append(stream.reply)
+        told.set()
+
+    async def read():
+        async for _ in texts(stream, on_left=on_left):
+            pass
+
+    handle = corpus.engine.loaded.model.register_forward_hook(slow)
+    try:
+        task = asyncio.create_task(read())
+        await asyncio.to_thread(entered.wait, WAIT_SECONDS)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert replies == []
+        go_on.set()
+        await asyncio.wait_for(told.wait(), WAIT_SECONDS)
+    finally:
+        handle.remove()
+    (reply,) = replies
+    assert reply.finish_reason == "cancelled"
+
+
+async def test_consumer_is_not_told_when_nothing_is_computed_as_it_leaves(host, corpus):
+    """Between tokens, or at the end, it knows at once."""
+    told = []
+    with scripted(corpus.engine, "ab"):
+        assert [text async for text in texts(host.stream(CALL), on_left=lambda: told.append(1))]
+    with scripted(corpus.engine, "abc"):
+        pieces = texts(host.stream(CALL), on_left=lambda: told.append(1))
+        await anext(pieces)
+        await pieces.aclose()
+    await asyncio.sleep(0)
+    assert told == []

@@ -313,3 +313,24 @@ def test_engine_stays_open_when_it_was_lent(corpus):
     hold.release()
     del engine.close
     assert closed == []
+
+
+def test_host_is_described_when_its_small_files_were_read(folder):
+    """Or when the model is open; asking reads nothing."""
+    host = Host(HostSettings(model=str(folder)))
+    assert not host.is_described
+    assert host.chat_format.has_template
+    assert not host.is_described
+    assert host.max_position == 2048
+    assert host.is_described
+    assert not host.is_open
+
+
+def test_lent_engine_tells_about_itself_when_it_was_not_used_yet(corpus):
+    """Its name is no folder in which anything could be looked up."""
+    host = open_host(corpus.engine)
+    assert host.is_described
+    assert host.max_position == corpus.engine.max_position
+    assert host.tokenizer is corpus.engine.loaded.tokenizer
+    assert host.chat_format is corpus.engine.chat_format
+    assert not host.is_open

@@ -10,7 +10,8 @@ from langchain_core.runnables import RunnablePassthrough
 from langchain_pc_rag import DocumentOutcome
 
 from pc_rag.types import MissReason
-from tests.support.langchain_models import TEXTS, ListRetriever, metrics_of, use_of
+from tests.support.langchain_models import ListRetriever
+from tests.support.uses import TEXTS, metrics_of, use_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -3,14 +3,8 @@
 from __future__ import annotations
 
 from langchain_pc_rag.callbacks.cache_hits import CacheHitHandler
-from langchain_pc_rag.callbacks.run_report import (
-    CallOutcome,
-    DocumentOutcome,
-    DocumentUse,
-    RunReport,
-)
-from langchain_pc_rag.callbacks.run_times import RunTimes
 from langchain_pc_rag.callbacks.ttft import TTFTHandler
+from pc_rag.serving.runs import CallOutcome, DocumentOutcome, DocumentUse, RunReport, RunTimes
 
 __all__ = [
     "CacheHitHandler",

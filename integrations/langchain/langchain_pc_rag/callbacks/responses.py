@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
@@ -18,11 +17,6 @@ METRICS_KEY: Final = "pc_rag"
 
 _CONTENT_KEYS: Final = ("text", "reasoning", "args", "partial_json", "data")
 """Fields of content blocks and deltas that carry what a model generated."""
-
-
-def is_cancellation(error: BaseException) -> bool:
-    """Whether an error says that the consumer left: a closed stream or a cancelled task."""
-    return isinstance(error, (GeneratorExit, asyncio.CancelledError))
 
 
 def first_generation(response: object) -> Generation | None:

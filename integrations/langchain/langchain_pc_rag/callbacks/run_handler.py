@@ -35,9 +35,7 @@ class RunHandler(BaseCallbackHandler, ABC):
     def _end_run(self, run_id: UUID, result: object = None) -> None:
         """A run ended, with what it gave; with nothing after an error."""
 
-    def _end_retriever(
-        self, run_id: UUID, parent_run_id: UUID | None, documents: Sequence[Document]
-    ) -> None:
+    def _end_retriever(self, run_id: UUID, documents: Sequence[Document]) -> None:
         """A retriever ended."""
         self._end_run(run_id)
 
@@ -102,7 +100,7 @@ class RunHandler(BaseCallbackHandler, ABC):
         parent_run_id: UUID | None = None,
         **kwargs: Any,
     ) -> None:
-        self._end_retriever(run_id, parent_run_id, documents)
+        self._end_retriever(run_id, documents)
 
     @override
     def on_retriever_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:

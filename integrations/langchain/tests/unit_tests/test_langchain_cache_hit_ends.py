@@ -14,13 +14,8 @@ from langchain_pc_rag import CacheHitHandler, CallOutcome
 from pc_rag.metrics import Outcome
 from pc_rag.types import FinishReason
 from tests.support.langchain_chains import METRICS, OSLO, chain_of, config
-from tests.support.langchain_models import (
-    ListRetriever,
-    SpeakingChat,
-    SpeakingLLM,
-    metrics_of,
-    use_of,
-)
+from tests.support.langchain_models import ListRetriever, SpeakingChat, SpeakingLLM
+from tests.support.uses import metrics_of, use_of
 
 
 @pytest.fixture

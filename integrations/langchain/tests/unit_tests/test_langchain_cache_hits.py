@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-import uuid
 
 import pytest
 from langchain.agents import create_agent
@@ -17,7 +16,6 @@ from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.runnables import RunnableLambda
 from langchain_core.tools import create_retriever_tool, tool
 from langchain_pc_rag import CacheHitHandler, CallOutcome, DocumentOutcome
-from langchain_pc_rag.callbacks.run_tree import RunTree
 
 from pc_rag.errors import ConfigError
 from pc_rag.types import MissReason
@@ -33,15 +31,13 @@ from tests.support.langchain_chains import (
     joined,
 )
 from tests.support.langchain_models import (
-    TEXTS,
     ListRetriever,
     RetrieverOfRetrievers,
     SpeakingChat,
     SpeakingLLM,
     ToolCallingChat,
-    metrics_of,
-    use_of,
 )
+from tests.support.uses import TEXTS, metrics_of, use_of
 
 
 @pytest.fixture
@@ -213,28 +209,6 @@ def test_oldest_report_leaves_when_there_are_too_many():
     labels = [run.modules[0].label for run in handler.runs]
     assert labels == [use_of(LIMA).label, use_of(ROME).label]
     assert handler.snapshot().total.num_requests == 3
-
-
-def test_open_runs_are_forgotten_when_their_ends_never_come():
-    """A run that vanished does not stay for ever, nor do the runs inside it."""
-    tree = RunTree(str, max_finished=2, max_open=2)
-    ids = [uuid.uuid4() for _ in range(6)]
-    for parent, child in ((0, 1), (2, 3), (4, 5)):
-        tree.start(ids[parent], None)
-        tree.start(ids[child], ids[parent])
-    assert tree.num_open_runs == 4
-    assert tree.of(ids[1]) is None
-    assert tree.of(ids[3]) == str(ids[2])
-    tree.end(ids[2])
-    assert tree.of(ids[3]) == str(ids[2])
-    tree.end(ids[4])
-    for _ in range(2):
-        late = uuid.uuid4()
-        tree.start(late, None)
-        tree.end(late)
-        tree.end(late)
-    assert tree.num_open_runs == 0
-    assert len(tree.finished()) == 2
 
 
 def test_report_names_every_reason_when_modules_were_missed(handler):

@@ -18,15 +18,9 @@ from langchain_pc_rag.compare_command import main
 
 from pc_rag.errors import ConfigError, GenerationError
 from pc_rag.types import MissReason
-from tests.support.langchain_models import (
-    TEXTS,
-    ListRetriever,
-    SilentChat,
-    SpeakingChat,
-    metrics_of,
-    use_of,
-)
+from tests.support.langchain_models import ListRetriever, SilentChat, SpeakingChat
 from tests.support.metrics import FakeClock
+from tests.support.uses import TEXTS, metrics_of, use_of
 
 METRICS = metrics_of(use_of(TEXTS[0]), use_of(TEXTS[1], MissReason.NOT_STORED))
 QUESTIONS = ("Where is Oslo?", "Where is Lima?")
@@ -205,6 +199,7 @@ def test_input_is_refused_when_nothing_could_be_measured(models, questions, roun
 
 CHAIN = """
 from tests.support.langchain_models import *
+from tests.support.uses import TEXTS, metrics_of, use_of
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.runnables import RunnableLambda
 

@@ -25,9 +25,9 @@ from tests.support.langchain_models import (
     SpeakingChat,
     SpeakingLLM,
     ToolCallingChat,
-    metrics_of,
 )
 from tests.support.metrics import FakeClock
+from tests.support.uses import metrics_of
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from llama_index.core.base.llms.types import (
@@ -19,14 +20,16 @@ from llama_index.core.base.llms.types import (
     ToolCallBlock,
 )
 from llama_index.core.llms.llm import ToolSelection
+from pydantic import BaseModel
 
 from pc_rag.errors import PromptError
+from pc_rag.model.conversation import CachePoint as PcRagCachePoint
 from pc_rag.model.conversation import ChatMessage as PcRagMessage
-from pc_rag.model.conversation import Conversation, ToolCall, ToolSpec
+from pc_rag.model.conversation import Conversation, ToolCall, ToolSpec, parse_ttl
 from pc_rag.types import Role
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator
 
     from llama_index.core.base.llms.types import ContentBlock
 
@@ -51,23 +54,34 @@ def to_conversation(
 ) -> Conversation:
     """LlamaIndex's messages, and tools in OpenAI's form, as a conversation.
 
+    A ``CachePoint`` block of any type is a place up to which the prompt is kept; before all text
+    of the first message there is nothing to keep.
+
     Raises:
-        PromptError: A block that holds no text, such as an image; or a tool without a function.
+        PromptError: A block that holds no text, such as an image; a ``ttl`` that is no time; or a
+            tool without a function.
     """
+    if tools is not None and (isinstance(tools, str) or not isinstance(tools, Sequence)):
+        raise PromptError(f"tools are {tools!r:.200}; give a list, in OpenAI's form")
     return Conversation(
-        tuple(_to_message(message) for message in messages),
+        tuple(_to_message(message, is_first=not i) for i, message in enumerate(messages)),
         tuple(_to_tool(tool) for tool in tools or ()),
     )
 
 
-def _to_message(message: ChatMessage) -> PcRagMessage:
+def _to_message(message: ChatMessage, *, is_first: bool) -> PcRagMessage:
     role = _ROLES[message.role]
     texts: list[str] = []
     calls: list[ToolCall] = []
+    points: list[PcRagCachePoint] = []
     for block in message.blocks:
         if isinstance(block, ToolCallBlock):
             calls.append(_to_call(block))
-        elif isinstance(block, CachePoint | ThinkingBlock):
+        elif isinstance(block, CachePoint):
+            offset = len(_BLOCK_SEPARATOR.join(texts))
+            if offset or not is_first:
+                points.append(PcRagCachePoint(offset, parse_ttl(block.cache_control.ttl)))
+        elif isinstance(block, ThinkingBlock):
             continue  # templates drop earlier thoughts
         else:
             texts.append(_text_of(block, role))
@@ -80,6 +94,7 @@ def _to_message(message: ChatMessage) -> PcRagMessage:
         tool_calls=tuple(calls),
         tool_call_id=str(extra.get("tool_call_id") or ""),
         name=str(extra.get("name") or ""),
+        cache_points=tuple(points),
     )
 
 
@@ -90,14 +105,33 @@ def _text_of(block: ContentBlock, role: Role) -> str:
         return _BLOCK_SEPARATOR.join(_text_of(each, role) for each in block.content)
     if isinstance(block, CitationBlock):
         return _text_of(block.cited_content, role)
-    if isinstance(block, DocumentBlock) and (block.document_mimetype or "").startswith("text/"):
-        content: bytes = block.resolve_document().read()
-        return content.decode()
+    if isinstance(block, DocumentBlock):
+        return _document_text(block, role)
     raise PromptError(
         f"content of a {role} message: a block of type {block.block_type!r} holds no text; a text "
         "model takes text, no images, audio, video or binary documents: write what it says in a "
         "TextBlock"
     )
+
+
+def _document_text(block: DocumentBlock, role: Role) -> str:
+    name = f"document {block.title!r} of a {role} message"
+    if not block.data and not block.path and not block.url:
+        return ""
+    try:
+        content: bytes = block.resolve_document().read()
+        text = content.decode()
+    except (OSError, ValueError) as error:  # not there, empty, or not UTF-8
+        raise PromptError(
+            f"{name} ({block.document_mimetype or 'of unknown type'}) cannot be read as text: "
+            f"{error}; a text model takes text: write what it says in a TextBlock"
+        ) from error
+    if "\0" in text:
+        raise PromptError(
+            f"{name} ({block.document_mimetype or 'of unknown type'}) is no text but binary; write "
+            "what it says in a TextBlock"
+        )
+    return text
 
 
 def _to_call(block: ToolCallBlock) -> ToolCall:
@@ -109,10 +143,16 @@ def _to_call(block: ToolCallBlock) -> ToolCall:
 def _openai_calls(calls: Iterable[Any]) -> Iterator[ToolCall]:
     """Calls in OpenAI's form, as other models and older histories keep them."""
     for call in calls:
-        plain = call if isinstance(call, dict) else call.model_dump()
-        function = plain.get("function") or plain
-        name = function["name"]
-        yield ToolCall(name, _arguments(function.get("arguments") or {}, name), plain.get("id", ""))
+        plain = call.model_dump() if isinstance(call, BaseModel) else call
+        function = (plain.get("function") or plain) if isinstance(plain, Mapping) else None
+        if not isinstance(function, Mapping) or not function.get("name"):
+            raise PromptError(
+                f"a tool call in additional_kwargs has no function with a name: {call!r:.200}; "
+                "give a ToolCallBlock, or OpenAI's form"
+            )
+        name = str(function["name"])
+        arguments = _arguments(function.get("arguments") or {}, name)
+        yield ToolCall(name, arguments, str(plain.get("id") or ""))
 
 
 def _arguments(given: object, name: str) -> dict[str, Any]:
@@ -128,7 +168,7 @@ def _arguments(given: object, name: str) -> dict[str, Any]:
 
 
 def _to_tool(tool: Mapping[str, Any]) -> ToolSpec:
-    function = tool.get("function")
+    function = tool.get("function") if isinstance(tool, Mapping) else None
     if not isinstance(function, dict) or not function.get("name"):
         raise PromptError(
             f"tool {tool!r} has no function with a name; give OpenAI's form, as "
@@ -164,6 +204,38 @@ def raw_of(reply: Reply) -> dict[str, Any]:
     return raw
 
 
+def full_text(reply: Reply) -> str:
+    """What the model said, with what was meant as a call of a tool and is none.
+
+    LlamaIndex's messages have no place for such a call: an agent would end with an empty answer,
+    and the model could not see in its next turn what it had written. Beside valid calls it is left
+    out; ``raw["invalid_tool_calls"]`` has it, and its reason, in any case.
+    """
+    written = [] if reply.tool_calls else [call.raw for call in reply.invalid_tool_calls]
+    return _BLOCK_SEPARATOR.join([*([reply.text] if reply.text else ()), *written])
+
+
+def invalid_reasons(response: ChatResponse) -> str:
+    """What is wrong with the calls that are none, for an error's message; empty without any."""
+    raw = response.raw if isinstance(response.raw, dict) else {}
+    reasons = [call["error"] for call in raw.get("invalid_tool_calls", ())]
+    return f" ({'; '.join(reasons)})" if reasons else ""
+
+
+def with_joined_lists(prompt_args: dict[str, Any]) -> dict[str, Any]:
+    """Arguments of a prompt, lists of texts joined.
+
+    ``SimpleSummarize`` gives its context as a list, which a template would write as Python does:
+    with brackets, quotes and escapes in which no chunk stands verbatim.
+    """
+    return {
+        name: "\n".join(value)
+        if isinstance(value, list) and all(isinstance(each, str) for each in value)
+        else value
+        for name, value in prompt_args.items()
+    }
+
+
 def chat_piece(text: str, delta: str) -> ChatResponse:
     """A piece of a streamed answer.
 
@@ -175,8 +247,21 @@ def chat_piece(text: str, delta: str) -> ChatResponse:
 
 
 def chat_response(reply: Reply, *, delta: str | None = None) -> ChatResponse:
-    """A whole answer; the last piece of a streamed one has an empty ``delta``."""
-    message = _answer(reply.text)
+    """A whole answer; the last piece of a streamed one has an empty ``delta``.
+
+    Its calls stand in blocks, and once more in ``additional_kwargs`` in OpenAI's form, where
+    LlamaIndex's streaming programs look for them.
+    """
+    message = _answer(full_text(reply))
+    if reply.tool_calls:
+        message.additional_kwargs["tool_calls"] = [
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {"name": call.name, "arguments": json.dumps(dict(call.arguments))},
+            }
+            for call in reply.tool_calls
+        ]
     message.blocks += [
         ToolCallBlock(tool_call_id=call.id, tool_name=call.name, tool_kwargs=dict(call.arguments))
         for call in reply.tool_calls
@@ -204,7 +289,7 @@ def completion_piece(text: str, delta: str) -> CompletionResponse:
 
 def completion_response(reply: Reply, *, delta: str | None = None) -> CompletionResponse:
     """As ``chat_response``."""
-    return CompletionResponse(text=reply.text, raw=raw_of(reply), delta=delta)
+    return CompletionResponse(text=full_text(reply), raw=raw_of(reply), delta=delta)
 
 
 def _answer(text: str) -> ChatMessage:

@@ -11,7 +11,7 @@ from llama_index.core.indices.prompt_helper import PromptHelper
 from llama_index.core.llms import CustomLLM, LLMMetadata
 from llama_index.core.llms.function_calling import FunctionCallingLLM
 from llama_index.core.llms.llm import default_completion_to_prompt
-from pydantic import ConfigDict, Field, PrivateAttr, model_validator
+from pydantic import ConfigDict, Field, PrivateAttr, ValidationError, model_validator
 
 from pc_rag.config import EngineConfig
 from pc_rag.corpus import Corpus
@@ -50,7 +50,7 @@ class PcRagSettings(FunctionCallingLLM, CustomLLM):
     """A corpus that is open already, in place of ``model`` and ``store``. Lent."""
     engine: PromptCache | None = Field(default=None, exclude=True, repr=False)
     """An engine that is open already, in place of ``model`` and ``store``. Lent."""
-    engine_config: EngineConfig | None = Field(default=None, exclude=True, repr=False)
+    engine_config: EngineConfig | None = Field(default=None, repr=False)
     """Capacities and policies; ``None`` reads ``PC_RAG_*`` variables, else the defaults."""
     dtype: str = "auto"
     """Compute dtype: ``"auto"``, ``"float32"``, ``"bfloat16"`` or ``"float16"``."""
@@ -92,6 +92,19 @@ class PcRagSettings(FunctionCallingLLM, CustomLLM):
 
     _held: OwnHold | None = PrivateAttr(default=None)
     _default_config: EngineConfig | None = PrivateAttr(default=None)
+
+    def __init__(self, **settings: Any) -> None:
+        try:
+            super().__init__(**settings)
+        except ValidationError as error:  # a ValueError, which LlamaIndex swallows
+            faults = [
+                f"{'.'.join(map(str, fault['loc'])) or 'settings'}: {fault['msg']}"
+                for fault in error.errors(include_url=False, include_input=False)
+            ]
+            raise ConfigError(
+                f"{type(self).__name__}: {'; '.join(faults)}. Known settings: "
+                f"{', '.join(sorted(type(self).model_fields))}"
+            ) from error
 
     @classmethod
     def class_name(cls) -> str:
@@ -135,7 +148,13 @@ class PcRagSettings(FunctionCallingLLM, CustomLLM):
         return self
 
     def _check_formatters(self) -> None:
-        """Refuse functions that would write control tokens as text, which stay plain text here."""
+        """Refuse what would write control tokens as text, which stay plain text here."""
+        if self.query_wrapper_prompt is not None:
+            raise ConfigError(
+                f"{type(self).__name__}: query_wrapper_prompt is given, which LlamaIndex has "
+                "deprecated and leaves out of chats; write it into the prompt templates, or give "
+                "chat_template (Jinja)"
+            )
         formatters = (
             ("messages_to_prompt", messages_to_prompt),
             ("completion_to_prompt", default_completion_to_prompt),
@@ -226,6 +245,15 @@ class PcRagSettings(FunctionCallingLLM, CustomLLM):
             model_name=host.model_name,
         )
 
+    def to_payload(self) -> dict[str, Any]:
+        """What events say about the model; its name only, before the model was looked at.
+
+        Events are made on the event loop, where nothing may be loaded.
+        """
+        if self.host.is_described:
+            return super().to_payload()
+        return {"class_name": self.class_name(), "model_name": self.host.model_name}
+
     @property
     def _num_output(self) -> int:
         return GenerationConfig().max_new_tokens if self.max_tokens is None else self.max_tokens
@@ -258,10 +286,17 @@ class PcRagSettings(FunctionCallingLLM, CustomLLM):
 
     @property
     def _num_template_tokens(self) -> int:
-        """Tokens that the chat template puts around one message."""
+        """Tokens that the chat template puts around a prompt's messages.
+
+        Of a prompt with a system text beside ``system_prompt``, and one exchange before the
+        question: as many as prompts of LlamaIndex have, which counts the contents only.
+        """
         text = "x"
-        pieces = self.host.chat_format.render([PcRagMessage(Role.USER, text)])
-        return sum(len(piece.token_ids) for piece in pieces) - len(self.tokenizer(text))
+        systems = [PcRagMessage(Role.SYSTEM, text)] * 2
+        exchange = [PcRagMessage(role, text) for role in (Role.USER, Role.ASSISTANT, Role.USER)]
+        pieces = self.host.chat_format.render([*systems, *exchange])
+        num_content_tokens = 5 * len(self.tokenizer(text))
+        return sum(len(piece.token_ids) for piece in pieces) - num_content_tokens
 
     def __copy__(self) -> Self:
         """A copy that shares the model."""
@@ -272,7 +307,7 @@ class PcRagSettings(FunctionCallingLLM, CustomLLM):
         return self.__copy__()
 
     def __getstate__(self) -> dict[str, Any]:
-        """For pickle: settings, without the model.
+        """For pickle: settings, without the model, its listeners and its rate limiter.
 
         Raises:
             ConfigError: A corpus or engine was lent, which no other process can have.
@@ -283,7 +318,12 @@ class PcRagSettings(FunctionCallingLLM, CustomLLM):
                 "from a model name and a store"
             )
         fields = {name: getattr(self, name) for name in type(self).model_fields}
-        default = {"callback_manager", "messages_to_prompt", "completion_to_prompt"}
+        default = {
+            "callback_manager",
+            "rate_limiter",
+            "messages_to_prompt",
+            "completion_to_prompt",
+        }
         return {
             "__dict__": {name: value for name, value in fields.items() if name not in default},
             "__pydantic_private__": None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import aclosing, closing
 from typing import TYPE_CHECKING, Any, cast
 
 from llama_index.core.instrumentation.events.llm import (
@@ -10,6 +11,7 @@ from llama_index.core.instrumentation.events.llm import (
 )
 from llama_index.core.program.utils import process_streaming_objects
 from llama_index.core.types import PydanticProgramMode
+from llama_index.llms.pc_rag.messages import with_joined_lists
 from llama_index.llms.pc_rag.settings import PcRagSettings
 from llama_index_instrumentation import get_dispatcher
 from pydantic import BaseModel, ValidationError
@@ -25,6 +27,9 @@ if TYPE_CHECKING:
     from llama_index.core.types import Model
 
 dispatcher = get_dispatcher(__name__)
+
+_OF_TOOLS = frozenset({"tool_choice", "tool_required", "allow_parallel_tool_calls"})
+"""Settings of calls that LlamaIndex's programs take for their own, as the class is their tool."""
 
 
 class StructuredPrediction(PcRagSettings):
@@ -135,7 +140,8 @@ class GrammarProgram:
         self._prompt = prompt
         schema = {"name": output_cls.__name__, "schema": output_cls.model_json_schema()}
         response_format = {"type": "json_schema", "json_schema": schema}
-        self._kwargs = {**(llm_kwargs or {}), "response_format": response_format}
+        given = {name: value for name, value in (llm_kwargs or {}).items() if name not in _OF_TOOLS}
+        self._kwargs = {**given, "response_format": response_format}
 
     def run(self, prompt_args: dict[str, Any]) -> BaseModel:
         """The object.
@@ -153,25 +159,28 @@ class GrammarProgram:
     def stream(self, prompt_args: dict[str, Any]) -> Generator[BaseModel, None, None]:
         """Objects with the fields that are there so far, the whole one last."""
         last = None
-        for last in self._llm.stream_chat(self._messages(prompt_args), **self._kwargs):
-            if last.delta:
-                yield self._partial(last)
+        stream = self._llm.stream_chat(self._messages(prompt_args), **self._kwargs)
+        with closing(stream):
+            for last in stream:
+                if last.delta:
+                    yield self._partial(last)
         if last is not None:
             yield self._parsed(last)
 
     async def astream(self, prompt_args: dict[str, Any]) -> AsyncGenerator[BaseModel, None]:
         """As ``stream``; does not hold the event loop."""
         last = None
-        messages = self._messages(prompt_args)
-        async for last in await self._llm.astream_chat(messages, **self._kwargs):
-            if last.delta:
-                yield self._partial(last)
+        stream = await self._llm.astream_chat(self._messages(prompt_args), **self._kwargs)
+        async with aclosing(stream):
+            async for last in stream:
+                if last.delta:
+                    yield self._partial(last)
         if last is not None:
             yield self._parsed(last)
 
     def _messages(self, prompt_args: dict[str, Any]) -> list[ChatMessage]:
         return self._llm._extend_messages(  # noqa: SLF001 - LlamaIndex's own way to the system prompt
-            self._prompt.format_messages(llm=self._llm, **prompt_args)
+            self._prompt.format_messages(llm=self._llm, **with_joined_lists(prompt_args))
         )
 
     def _partial(self, response: ChatResponse) -> BaseModel:

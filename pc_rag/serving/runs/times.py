@@ -16,15 +16,15 @@ _MAX_CALLS = 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunTimes:
-    """One outermost run: a chain with retrieval and all its model calls, or a model alone.
+    """One outermost run: a chain or a query with all its model calls, or a model alone.
 
     Attributes:
-        run_id: LangChain's id of the run.
+        run_id: The framework's id of the run.
         total_seconds: From its start to its end; ``None`` while it runs.
         ttft_seconds: From its start to the first token of any of its models; ``None`` where none
             was seen.
         calls: Its model calls, the latest of very many, in the order they ended.
-        num_replayed: Answers of LangChain's response cache, which are no calls.
+        num_replayed: Answers of the framework's response cache, which are no calls.
     """
 
     run_id: str
@@ -46,14 +46,26 @@ class RunTimes:
 
 @dataclass(slots=True, eq=False)
 class RunClock:
-    """The running times of one outermost run. Not thread-safe: its handler locks."""
+    """The running times of one outermost run. Not thread-safe: its handler locks.
+
+    ``seen`` is when something of a model was seen last.
+    """
 
     run_id: str
     started: float
+    seen: float = field(init=False)
     ended: float | None = None
     first_token: float | None = None
     calls: deque[CallTimes] = field(default_factory=lambda: deque(maxlen=_MAX_CALLS))
     num_replayed: int = 0
+
+    def __post_init__(self) -> None:
+        self.seen = self.started
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no model was called in it."""
+        return not self.calls and not self.num_replayed
 
     def freeze(self) -> RunTimes:
         """The times now, as plain values that no later callback changes."""

@@ -1,0 +1,155 @@
+"""A query engine with every piece in its place."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Self
+
+from llama_index.core import Settings
+from llama_index.core.data_structs import IndexDict
+from llama_index.core.indices import VectorStoreIndex
+from llama_index.core.query_engine import RetrieverQueryEngine
+from llama_index.llms.pc_rag.base import PcRagLLM
+from llama_index.llms.pc_rag.encoder import PromptCacheEncoder
+from llama_index.llms.pc_rag.prefetch import PromptCachePrefetch
+from llama_index.llms.pc_rag.synthesizer import PromptCacheSynthesizer
+
+from pc_rag.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from llama_index.core.base.base_retriever import BaseRetriever
+    from llama_index.core.indices.base import BaseIndex
+    from llama_index.core.llms import LLM
+    from llama_index.core.postprocessor.types import BaseNodePostprocessor
+    from llama_index.core.prompts import BasePromptTemplate
+    from llama_index.core.schema import BaseNode
+    from pydantic import BaseModel
+
+
+class PromptCacheQueryEngine(RetrieverQueryEngine):
+    """Retrieves, brings the nodes' entries near, and answers from whole nodes.
+
+    Build it with ``from_index`` or ``from_retriever``. It is a ``RetrieverQueryEngine`` of a
+    retriever, the given postprocessors, ``PromptCachePrefetch`` and ``PromptCacheSynthesizer``.
+    """
+
+    @classmethod
+    def from_index(
+        cls,
+        index: BaseIndex[Any],
+        *,
+        llm: LLM | None = None,
+        similarity_top_k: int = 4,
+        streaming: bool = False,
+        node_postprocessors: Sequence[BaseNodePostprocessor] = (),
+        encode: bool = True,
+        text_qa_template: BasePromptTemplate | None = None,
+        refine_template: BasePromptTemplate | None = None,
+        output_cls: type[BaseModel] | None = None,
+        **retriever_options: Any,
+    ) -> Self:
+        """An engine over an index of any kind.
+
+        Args:
+            index: Holds the nodes; not modified.
+            llm: A ``PcRagLLM``; that of LlamaIndex's ``Settings`` by default.
+            similarity_top_k: Most nodes to retrieve, where the index ranks them.
+            streaming: Answers stream.
+            node_postprocessors: Run before the prefetch, in order.
+            encode: Encode the index's nodes now, where it can list them: those of its docstore, or
+                of a vector store that keeps them and has ``get_nodes``. What is already encoded
+                costs nothing. Nodes that cannot be listed, or come later, are encoded when they
+                are first retrieved. ``False`` encodes nothing, for nodes that
+                ``PromptCacheEncoder`` encoded.
+            text_qa_template: As for ``PromptCacheSynthesizer``, and so is what follows.
+            refine_template: See there.
+            output_cls: See there.
+            **retriever_options: As for ``index.as_retriever``, such as ``filters``.
+
+        Raises:
+            ConfigError: The LLM is no ``PcRagLLM``.
+            PromptCacheError: A node cannot be encoded.
+        """
+        llm = _checked(llm, cls.__name__)
+        if encode:
+            PromptCacheEncoder(llm=llm).ensure_encoded(nodes_of(index))
+        retriever = index.as_retriever(similarity_top_k=similarity_top_k, **retriever_options)
+        return cls.from_retriever(
+            retriever,
+            llm=llm,
+            streaming=streaming,
+            node_postprocessors=node_postprocessors,
+            encode=encode,
+            text_qa_template=text_qa_template,
+            refine_template=refine_template,
+            output_cls=output_cls,
+        )
+
+    @classmethod
+    def from_retriever(
+        cls,
+        retriever: BaseRetriever,
+        *,
+        llm: LLM | None = None,
+        streaming: bool = False,
+        node_postprocessors: Sequence[BaseNodePostprocessor] = (),
+        encode: bool = True,
+        text_qa_template: BasePromptTemplate | None = None,
+        refine_template: BasePromptTemplate | None = None,
+        output_cls: type[BaseModel] | None = None,
+    ) -> Self:
+        """An engine over a retriever; with ``encode``, nodes are encoded when first retrieved.
+
+        Args:
+            retriever: Finds nodes.
+            llm: As for ``from_index``, and so is what follows.
+            streaming: See there.
+            node_postprocessors: See there.
+            encode: ``False`` encodes nothing.
+            text_qa_template: See there.
+            refine_template: See there.
+            output_cls: See there.
+
+        Raises:
+            ConfigError: The LLM is no ``PcRagLLM``.
+        """
+        llm = _checked(llm, cls.__name__)
+        prefetch = PromptCachePrefetch(llm=llm, encode_missing=encode)
+        return cls(
+            retriever=retriever,
+            response_synthesizer=PromptCacheSynthesizer(
+                llm,
+                text_qa_template=text_qa_template,
+                refine_template=refine_template,
+                streaming=streaming,
+                output_cls=output_cls,
+            ),
+            node_postprocessors=[*node_postprocessors, prefetch],
+        )
+
+
+def nodes_of(index: BaseIndex[Any]) -> list[BaseNode]:
+    """The nodes that an index can list: of its docstore, else of its vector store, else none."""
+    store = index.docstore
+    if isinstance(index.index_struct, IndexDict):  # of vectors: the docstore may hold others too
+        known = [store.docs.get(node_id) for node_id in index.index_struct.nodes_dict.values()]
+        nodes = [node for node in known if node is not None]
+    else:
+        nodes = list(store.docs.values())
+    if nodes or not isinstance(index, VectorStoreIndex):
+        return nodes
+    try:
+        return index.vector_store.get_nodes()
+    except NotImplementedError:  # it finds nodes only by a query
+        return []
+
+
+def _checked(llm: LLM | None, owner: str) -> PcRagLLM:
+    llm = llm or Settings.llm
+    if not isinstance(llm, PcRagLLM):
+        raise ConfigError(
+            f"{owner}: llm is a {type(llm).__name__}; give a PcRagLLM, or use LlamaIndex's "
+            "RetrieverQueryEngine with PromptCacheSynthesizer, which work with every LLM"
+        )
+    return llm

@@ -1,0 +1,296 @@
+"""The ready query engine, and the prefetch in it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from llama_index.core import (
+    PromptTemplate,
+    Settings,
+    StorageContext,
+    SummaryIndex,
+    VectorStoreIndex,
+)
+from llama_index.core.base.response.schema import PydanticResponse
+from llama_index.core.llms import MockLLM
+from llama_index.core.postprocessor import SimilarityPostprocessor
+from llama_index.core.query_engine import RetrieverQueryEngine
+from llama_index.core.schema import TextNode
+from llama_index.core.vector_stores import MetadataFilter, MetadataFilters
+from llama_index.core.vector_stores.types import BasePydanticVectorStore, VectorStoreQueryResult
+from llama_index.llms.pc_rag import (
+    PcRagLLM,
+    PromptCacheEncoder,
+    PromptCachePrefetch,
+    PromptCacheQueryEngine,
+)
+from llama_index.llms.pc_rag.query_engine import nodes_of
+from pydantic import BaseModel, Field
+
+from pc_rag.errors import ConfigError, LayoutError, StoreError
+from tests.support.corpora import CAT, DOG, FISH, recorded
+from tests.support.counted_corpora import counted_corpus, warmings
+from tests.support.engines import scripted
+from tests.support.llama_index_calls import shown
+from tests.support.llama_index_indexes import (
+    QUESTION,
+    ListRetriever,
+    WordEmbedding,
+    answered,
+    encode_nodes,
+    events,
+    hit_labels,
+    labels_of,
+    requests_in,
+    scored,
+    text_nodes,
+    vector_index,
+)
+
+
+@pytest.fixture
+def counted():
+    with counted_corpus() as counted:
+        yield counted
+
+
+@pytest.fixture
+def llm(counted):
+    return PcRagLLM(corpus=counted.corpus, max_tokens=6)
+
+
+class KeepingStore(BasePydanticVectorStore):
+    """Keeps the nodes' texts, as remote stores do, finds all of them, and can list them."""
+
+    stores_text: bool = True
+    nodes: list[TextNode] = Field(default_factory=list)
+
+    @property
+    def client(self):
+        return None
+
+    def add(self, nodes, **_):
+        self.nodes += nodes
+        return [node.node_id for node in nodes]
+
+    def delete(self, ref_doc_id, **_):
+        raise NotImplementedError
+
+    def query(self, query, **_):
+        found = self.nodes[: query.similarity_top_k]
+        return VectorStoreQueryResult(found, [1.0 for _ in found], [n.node_id for n in found])
+
+    def get_nodes(self, node_ids=None, filters=None):
+        return self.nodes
+
+
+class QueryOnlyStore(KeepingStore):
+    """Cannot list what it keeps."""
+
+    get_nodes = BasePydanticVectorStore.get_nodes
+
+
+def index_over(store):
+    context = StorageContext.from_defaults(vector_store=store)
+    return VectorStoreIndex(text_nodes(), embed_model=WordEmbedding(), storage_context=context)
+
+
+async def hits_of(engine, *, is_async=False, question=QUESTION):
+    """The chunks that the one call of a query hits."""
+    with events() as kept:
+        await answered(engine, question, is_async=is_async)
+    (metrics,) = requests_in(kept)
+    return hit_labels(metrics)
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+@pytest.mark.parametrize("streaming", [False, True])
+async def test_the_first_query_hits_when_the_engine_was_made_from_an_index(
+    llm, streaming, is_async
+):
+    """Nodes are encoded when the engine is made; no ingestion step is needed."""
+    engine = PromptCacheQueryEngine.from_index(vector_index(), llm=llm, streaming=streaming)
+    assert sorted(await hits_of(engine, is_async=is_async)) == sorted(labels_of(text_nodes()))
+
+
+@pytest.mark.parametrize(
+    "make_index",
+    [vector_index, lambda: index_over(KeepingStore()), lambda: SummaryIndex(text_nodes())],
+)
+async def test_an_index_is_encoded_once_when_it_can_list_its_nodes(counted, llm, make_index):
+    """By its docstore or its vector store; another engine or query encodes nothing."""
+    PromptCacheQueryEngine.from_index(make_index(), llm=llm)
+    assert counted.num_encoded == 4  # three nodes and the corpus's prefix
+    engine = PromptCacheQueryEngine.from_index(make_index(), llm=llm)
+    assert len(await hits_of(engine)) == 3
+    assert counted.num_encoded == 4
+
+
+async def test_nodes_are_encoded_when_retrieved_if_the_index_cannot_list_them(counted, llm):
+    """A vector store that only answers queries: the first query encodes what it found."""
+    engine = PromptCacheQueryEngine.from_index(
+        index_over(QueryOnlyStore()), llm=llm, similarity_top_k=2
+    )
+    assert counted.num_encoded <= 1
+    assert len(await hits_of(engine)) == 2
+    assert counted.num_encoded == 3
+
+
+async def test_later_nodes_are_encoded_when_they_are_retrieved(counted, llm):
+    """An index that grows behind the engine's back."""
+    index = index_over(KeepingStore())
+    engine = PromptCacheQueryEngine.from_index(index, llm=llm)
+    later = TextNode(text="Where the cat sat the day after nobody in the village knows.")
+    index.insert_nodes([later])
+    assert len(await hits_of(engine)) == 4
+    assert counted.num_encoded == 5
+
+
+async def test_nothing_is_encoded_when_the_engine_is_told_so(counted, llm):
+    """For nodes that ingestion encoded; others are computed with the prompt."""
+    engine = PromptCacheQueryEngine.from_index(vector_index(), llm=llm, encode=False)
+    assert await hits_of(engine) == []
+    encode_nodes(counted.corpus, text_nodes()[:1])
+    before = counted.num_encoded
+    assert await hits_of(engine) == labels_of(text_nodes()[:1])
+    assert counted.num_encoded == before
+
+
+def test_only_the_indexs_own_nodes_are_listed_when_others_share_its_docstore():
+    """A docstore may hold documents, parents and other indexes' nodes."""
+    index = vector_index(text_nodes(CAT))
+    (other,) = text_nodes(DOG)
+    other.id_ = "other"
+    index.docstore.add_documents([other])
+    assert [node.node_id for node in nodes_of(index)] == ["node-0"]
+
+
+async def test_answers_equal_the_drop_ins_when_both_are_asked(llm):
+    """The same prompt, answer and sources as an unchanged query engine's."""
+    index = vector_index()
+    own = PromptCacheQueryEngine.from_index(index, llm=llm, similarity_top_k=2)
+    plain = index.as_query_engine(llm=llm, similarity_top_k=2)
+    assert own.query(QUESTION) == plain.query(QUESTION)
+
+
+async def test_options_reach_their_pieces_when_they_are_given(counted, llm):
+    """Templates, postprocessors, number of nodes, filters and callbacks of the retriever."""
+    nodes = [*text_nodes(CAT, kind="pet"), *text_nodes(FISH, kind="fish")]
+    nodes[1].id_ = "fish"
+    engine = PromptCacheQueryEngine.from_index(
+        vector_index(nodes),
+        llm=llm,
+        similarity_top_k=1,
+        text_qa_template=PromptTemplate("ASK {context_str} {query_str}"),
+        filters=MetadataFilters(filters=[MetadataFilter(key="kind", value="fish")]),
+    )
+    with recorded(counted.corpus.engine) as requests:
+        response = engine.query(QUESTION)
+    assert [node.node_id for node in response.source_nodes] == ["fish"]
+    assert "ASK kind: fish" in shown(counted.corpus, requests[0])
+    none_passes = SimilarityPostprocessor(similarity_cutoff=2.0)
+    engine = PromptCacheQueryEngine.from_index(
+        vector_index(nodes), llm=llm, node_postprocessors=[none_passes]
+    )
+    assert str(engine.query(QUESTION)) == "Empty Response"  # no node is left, none is warmed
+
+
+class Place(BaseModel):
+    """Where something is."""
+
+    name: str
+
+
+async def test_the_answer_is_an_object_when_the_engine_has_a_class(counted, llm):
+    """``output_cls`` reaches the synthesizer."""
+    pytest.importorskip("llguidance")
+    engine = PromptCacheQueryEngine.from_index(
+        vector_index(), llm=PcRagLLM(corpus=counted.corpus, max_tokens=60), output_cls=Place
+    )
+    with scripted(counted.corpus.engine, json.dumps({"name": "mat"})):
+        response = engine.query(QUESTION)
+    assert isinstance(response, PydanticResponse)
+    assert response.response == Place(name="mat")
+
+
+async def test_any_retriever_serves_when_an_engine_is_made_from_it(llm):
+    """Nodes are encoded when they are first retrieved, and keep the retriever's order."""
+    nodes = text_nodes(FISH, CAT, DOG)
+    engine = PromptCacheQueryEngine.from_retriever(ListRetriever(nodes), llm=llm)
+    assert isinstance(engine, RetrieverQueryEngine)
+    assert await hits_of(engine) == labels_of(nodes)
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+async def test_a_node_is_refused_by_name_when_an_engine_retrieves_one_too_long(llm, is_async):
+    """The error comes out of the query as it is."""
+    engine = PromptCacheQueryEngine.from_retriever(
+        ListRetriever(text_nodes("word " * 500)), llm=llm, encode=False
+    )
+    with pytest.raises(LayoutError, match="'node-0' has 2499 tokens"):
+        await answered(engine, is_async=is_async)
+
+
+def test_another_llm_is_refused_when_an_engine_is_made(monkeypatch):
+    """What would not cache anything; the pieces work with it alone."""
+    with pytest.raises(ConfigError, match="llm is a MockLLM"):
+        PromptCacheQueryEngine.from_index(vector_index(), llm=MockLLM())
+    monkeypatch.setattr(Settings, "_llm", MockLLM())
+    with pytest.raises(ConfigError, match="llm is a MockLLM"):
+        PromptCacheQueryEngine.from_retriever(ListRetriever([]))
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+async def test_retrieved_nodes_are_warmed_when_they_pass_the_prefetch(counted, llm, is_async):
+    """Texts with their headers are brought near in the background; the nodes pass unchanged."""
+    nodes = [*text_nodes(CAT, source="a.txt"), *text_nodes("unknown to the corpus, as yet")]
+    encode_nodes(counted.corpus, nodes[:1])
+    begun = warmings(counted.corpus)
+    given = scored(nodes)
+    for prefetch in (PromptCachePrefetch(llm=llm), PromptCachePrefetch(corpus=counted.corpus)):
+        if is_async:
+            passed = await prefetch.apostprocess_nodes(given, query_str=QUESTION)
+        else:
+            passed = prefetch.postprocess_nodes(given, query_str=QUESTION)
+        assert passed == given
+    (texts, future), _ = begun
+    assert texts == [f"source: a.txt\n\n{CAT}", "unknown to the corpus, as yet"]
+    assert future.result() == 1
+
+
+def test_the_prefetch_encodes_what_is_missing_when_it_is_told_so(counted):
+    """Before it returns, once; a node without text is passed on."""
+    prefetch = PromptCachePrefetch(corpus=counted.corpus, encode_missing=True)
+    for _ in range(2):
+        prefetch.postprocess_nodes(scored(text_nodes(CAT, " ")))
+        assert counted.corpus.holds(CAT)
+        assert counted.num_encoded == 2
+
+
+def test_the_prefetch_says_so_when_its_corpus_is_closed(counted):
+    """Not silently cold."""
+    prefetch = PromptCachePrefetch(corpus=counted.corpus)
+    counted.corpus.close()
+    with pytest.raises(StoreError, match="closed"):
+        prefetch.postprocess_nodes(scored(text_nodes()))
+
+
+@pytest.mark.parametrize("has_both", [False, True])
+def test_the_prefetch_is_refused_when_its_source_is_not_one(counted, llm, has_both):
+    """Neither or both of model and corpus."""
+    given = {"llm": llm, "corpus": counted.corpus} if has_both else {}
+    with pytest.raises(ConfigError, match="either llm"):
+        PromptCachePrefetch(**given)
+
+
+async def test_nodes_that_ingestion_encoded_are_not_encoded_again_when_an_engine_is_made(
+    counted, llm
+):
+    """The encoder of a pipeline and the engine know nodes by the same name."""
+    nodes = text_nodes()
+    PromptCacheEncoder(llm=llm)(nodes)
+    before = counted.num_encoded
+    engine = PromptCacheQueryEngine.from_index(vector_index(nodes), llm=llm)
+    assert len(await hits_of(engine)) == 3
+    assert counted.num_encoded == before
