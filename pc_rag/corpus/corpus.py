@@ -120,9 +120,9 @@ class Corpus:
         self.upkeep = Upkeep(
             engine,
             self._catalog,
+            self._ingest,
             lambda: self._prefixes.encoded,
             self.add,
-            encode_known=self._ingest.encode_known,
         )
 
     @property

@@ -373,13 +373,18 @@ class Ingest:
         has_replaced = False
         for prepared in window:
             wanted = self.entries.wanted(prepared.chunks, prefixes)
+            records = [each.record for each in wanted if each.record.key not in refused]
             change = self._catalog.add_document(
                 prepared.document,
                 prepared.chunks,
                 chunking=self._chunking(prepared.document),
-                entries=[each.record for each in wanted if each.record.key not in refused],
+                entries=records,
+                based_on=prepared.based_on,
             )
             tally.changes[change] += 1
+            if change is DocumentChange.OUTDATED:
+                self.entries.record(records)  # those of chunks that nobody has leave the store
+                continue
             num_changes += change is not DocumentChange.UNCHANGED
             has_replaced = has_replaced or change is DocumentChange.UPDATED
             if change in (DocumentChange.ADDED, DocumentChange.UPDATED):

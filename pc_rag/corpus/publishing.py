@@ -28,11 +28,13 @@ class PreparedDocument:
         document: The document.
         change: What adding it changes.
         chunks: Its chunks with their tokens.
+        based_on: See ``Catalog.add_document``.
     """
 
     document: Document
     change: DocumentChange
     chunks: tuple[NewChunk, ...]
+    based_on: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,26 +7,29 @@ from dataclasses import dataclass, field, replace
 from threading import Lock
 from typing import TYPE_CHECKING
 
-from pc_rag.corpus.documents import Document, document_id
+from pc_rag.corpus.documents import Document, content_digest, document_id
 from pc_rag.corpus.prefixes import chunk_recipe
 from pc_rag.corpus.reports import IngestReport
 from pc_rag.errors import IngestError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from pc_rag.corpus.catalog import Catalog
     from pc_rag.corpus.catalog.records import DocumentRecord
+    from pc_rag.corpus.ingest import Ingest
     from pc_rag.corpus.prefixes import CorpusPrefix
+    from pc_rag.corpus.publishing import PreparedDocument
     from pc_rag.engine import PromptCache
 
-    Add = Callable[[Iterable[Document]], IngestReport]
-    EncodeKnown = Callable[[Iterable[str]], IngestReport]
+    Add = Callable[[Iterable[Document | PreparedDocument]], IngestReport]
 
 _RESTORED = "restored:"
 """Begins the names of settings: which storage all entries of some documents were last in."""
 
 _ANY_TOKENS = (0,)
+_NUM_TRIES = 8
+"""A document that others change this often meanwhile is a fault of theirs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,31 +49,38 @@ class ReconcileReport:
     ingest: IngestReport = field(default_factory=IngestReport)
 
 
+@dataclass(frozen=True, slots=True)
+class _Merged:
+    """A document to be written, and the version it was made from; see ``Catalog.add_document``."""
+
+    document: Document
+    based_on: float
+
+
 class Upkeep:
     """Keeps a corpus in step with the owner of its documents. Thread-safe.
 
     Args:
         engine: Whose store and model.
         catalog: Knows documents and chunks.
+        ingest: Prepares documents, and encodes what is missing of known ones.
         prefixes: Says what chunks are encoded behind.
         add: ``Corpus.add``.
-        encode_known: ``Ingest.encode_known``.
     """
 
     def __init__(
         self,
         engine: PromptCache,
         catalog: Catalog,
+        ingest: Ingest,
         prefixes: Callable[[], Sequence[CorpusPrefix]],
         add: Add,
-        *,
-        encode_known: EncodeKnown,
     ) -> None:
         self._engine = engine
         self._catalog = catalog
         self._prefixes = prefixes
         self._add = add
-        self._encode_known = encode_known
+        self._ingest = ingest
         self._lock = Lock()
 
     @property
@@ -102,19 +112,34 @@ class Upkeep:
         Encodes what was deleted or evicted, and takes parts of documents: chunks that a known
         document lacks come behind those it has; its source and metadata stay. One that lacks none
         stays as it is, however it was split; but where all of it is given, in the order given.
-        Calls take turns.
+        Calls take turns, and one that is changed or removed meanwhile is looked at again.
 
         Args:
             documents: Made with ``Document.of_chunks``, each id once.
 
         Raises:
-            IngestError: A document has no chunks of its own; and all that ``Corpus.add`` raises.
+            IngestError: A document has no chunks of its own, or is changed by others over and over;
+                and all that ``Corpus.add`` raises.
         """
         with self._lock:
-            wanted = {document_id(each): self._beside_known(each) for each in documents}
-            changed = [document for document in wanted.values() if document is not None]
-            known = [id_ for id_, document in wanted.items() if document is None]
-            return self._add(changed) + self._encoded(known)
+            left = {document_id(each): each for each in documents}
+            report = IngestReport()
+            for _ in range(_NUM_TRIES):
+                merged = {id_: self._beside_known(each) for id_, each in left.items()}
+                known = [id_ for id_, each in merged.items() if each is None]
+                changed = [each for each in merged.values() if each is not None]
+                report += self._add(self._prepared(changed)) + self._encoded(known)
+                left = {
+                    id_: left[id_]
+                    for id_, each in merged.items()
+                    if each is not None and not self._holds(each.document)
+                }
+                if not left:
+                    return report
+        raise IngestError(
+            f"documents {sorted(left)[:4]}: others replaced or removed them {_NUM_TRIES} times "
+            "while they were encoded; find out who adds them besides, and try again"
+        )
 
     def restore(self, where: Mapping[str, str] | None = None) -> IngestReport:
         """Encode what went with the store: every missing entry of the documents.
@@ -139,7 +164,7 @@ class Upkeep:
             storage = self._storage()
             if self._catalog.setting(name) == storage:
                 return IngestReport()
-            report = self._encode_known(record.id for record in self.documents(where))
+            report = self._ingest.encode_known(record.id for record in self.documents(where))
             self._catalog.put_setting(name, storage)
         return report
 
@@ -190,9 +215,18 @@ class Upkeep:
 
     def _encoded(self, document_ids: Sequence[str]) -> IngestReport:
         """Encode what is missing of documents that do not change."""
-        return replace(self._encode_known(document_ids), num_unchanged=len(document_ids))
+        return replace(self._ingest.encode_known(document_ids), num_unchanged=len(document_ids))
 
-    def _beside_known(self, document: Document) -> Document | None:
+    def _prepared(self, changed: Iterable[_Merged]) -> Iterator[PreparedDocument]:
+        for each in changed:
+            for prepared in self._ingest.prepare([each.document]):
+                yield replace(prepared, based_on=each.based_on)
+
+    def _holds(self, document: Document) -> bool:
+        record = self._catalog.document(document_id(document))
+        return record is not None and record.content_digest == content_digest(document)
+
+    def _beside_known(self, document: Document) -> _Merged | None:
         """A document with the chunks that the corpus has of it, in its own order if it has all.
 
         ``None`` where that is what the corpus has: it may have been split here, and stays so.
@@ -205,14 +239,15 @@ class Upkeep:
             )
         record = self._catalog.document(id_)
         if record is None:
-            return document
+            return _Merged(document, 0.0)
         known = self.chunk_texts(id_)
         lacking = [text for text in dict.fromkeys(document.chunks) if text not in set(known)]
         has_all = set(known) <= set(document.chunks)
         chunks = document.chunks if has_all else (*known, *lacking)
         if chunks == known:
             return None
-        return Document.of_chunks(chunks, id=id_, source=record.source, metadata=record.metadata)
+        whole = Document.of_chunks(chunks, id=id_, source=record.source, metadata=record.metadata)
+        return _Merged(whole, record.added_at)
 
 
 def _digest(*parts: str) -> str:

@@ -256,6 +256,49 @@ def test_documents_stay_as_they_are_when_only_entries_are_missing(encode):
         assert corpus.add(documents).num_unchanged == 2
 
 
+@pytest.mark.parametrize(
+    ("meanwhile", "expected"),
+    [
+        (lambda corpus: corpus.add([given(DOG)]), (DOG, FISH)),
+        (lambda corpus: corpus.remove("d"), (FISH,)),
+    ],
+    ids=["replaced", "removed"],
+)
+def test_change_is_kept_when_it_comes_while_a_document_is_ensured(corpus, meanwhile, expected):
+    """Neither the former version comes back, nor is the new one lost."""
+    corpus.add([given(CAT)])
+    encode, changes = corpus.engine.source.encode, [meanwhile]
+
+    def encode_late(*arguments, **keywords):
+        if changes:
+            changes.pop()(corpus)
+        return encode(*arguments, **keywords)
+
+    corpus.engine.source.encode = encode_late
+    corpus.upkeep.ensure([given(FISH)])
+    assert corpus.upkeep.chunk_texts("d") == expected
+    corpus.gc()
+    num_chunks = corpus.stats().catalog.num_chunks
+    assert num_chunks == len(expected)
+    assert corpus.engine.store.stats()[-1].num_entries == num_chunks + 1
+
+
+def test_document_is_given_up_when_others_change_it_over_and_over(corpus):
+    """It is said, and nothing of it is lost."""
+    encode, numbers = corpus.engine.source.encode, iter(range(100))
+
+    def encode_late(keys, *arguments, **keywords):
+        with corpus._catalog._database.write() as connection:
+            connection.execute("UPDATE documents SET added_at = ?", (next(numbers),))
+        return encode(keys, *arguments, **keywords)
+
+    corpus.add([given(CAT)])
+    corpus.engine.source.encode = encode_late
+    with pytest.raises(IngestError, match=r"'d'.*8 times"):
+        corpus.upkeep.ensure([given(FISH)])
+    assert corpus.upkeep.chunk_texts("d") == (CAT,)
+
+
 def test_restored_entries_are_collected_when_their_document_goes(tmp_path):
     """What is encoded again is noted again, for ``gc`` to find."""
     with opened(tmp_path, has_retrieval=False) as corpus:
