@@ -311,3 +311,10 @@ def test_restored_entries_are_collected_when_their_document_goes(tmp_path):
             for record in corpus._catalog.entries.of_chunk(corpus.plan(CAT).plan.cached[0].label)
         }
         assert set(keys) < noted
+
+
+def test_nothing_is_looked_for_again_when_metadata_is_named_in_another_order(corpus):
+    """It says which documents are meant, in whatever order."""
+    corpus.add([given(CAT, metadata=OURS | {"page": "1"})])
+    assert corpus.upkeep.restore(OURS | {"page": "1"}) != IngestReport()
+    assert corpus.upkeep.restore({"page": "1"} | OURS) == IngestReport()
