@@ -299,8 +299,8 @@ def test_document_is_given_up_when_others_change_it_over_and_over(corpus):
     assert corpus.upkeep.chunk_texts("d") == (CAT,)
 
 
-def test_restored_entries_are_collected_when_their_document_goes(tmp_path):
-    """What is encoded again is noted again, for ``gc`` to find."""
+def test_restored_entries_are_noted_when_another_model_encodes_them(tmp_path):
+    """What is restored is known to ``gc``, beside what the first model stored."""
     with opened(tmp_path, has_retrieval=False) as corpus:
         corpus.add([given(CAT)])
         keys = entries_of(corpus, CAT)
