@@ -126,6 +126,10 @@ class CorruptEntry(StoreError):
     """A stored file whose bytes are not what was written; it is quarantined, never served."""
 
 
+class FingerprintMismatch(StoreError):
+    """An entry that was written for another model, tokenizer or numeric type."""
+
+
 class StoreIOError(StoreError):
     """The medium failed; the entry may be intact."""
 
