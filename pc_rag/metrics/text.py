@@ -24,7 +24,8 @@ REASONS: Final[Mapping[MissReason, str]] = {
 """What each reason means; a reason that is not here speaks for itself."""
 
 NOTHING_TO_HIT: Final = (
-    "no module stood in any prompt: nothing of them was indexed, or texts were not recognised"
+    "no module stood in any prompt: nothing of it was encoded at ingestion, or its texts were changed "
+    "before they came into the prompt"
 )
 """Said instead of a hit rate where there was nothing to hit."""
 
@@ -48,7 +49,7 @@ def rate_text(rate: float | None) -> str:
 def savings_text(saved_seconds: float, *, num_unknown: int, num_known: int) -> str:
     """Estimated seconds saved, and of how many requests that is not known."""
     if not num_known:
-        return "unknown: the model's prefill rate is not" if num_unknown else "-"
+        return "unknown: no plain prefill was timed yet" if num_unknown else "-"
     unknown = f" (unknown for {num_unknown} more requests)" if num_unknown else ""
     return f"about {seconds_text(saved_seconds)}{unknown}"
 

@@ -226,7 +226,7 @@ def test_report_says_so_when_there_was_nothing_to_hit(handler):
     """A prompt without modules is told apart from misses, and both from nothing at all."""
     assert "no request was counted" in handler.report()
     chain_of(SpeakingChat(metrics=metrics_of())).invoke("?", config(handler))
-    assert "nothing of them was indexed, or texts were not recognised" in handler.report()
+    assert "nothing of it was encoded at ingestion" in handler.report()
 
 
 def test_dictionary_is_json_when_runs_were_reported(handler):
