@@ -112,7 +112,8 @@ class PromptCacheCallbackHandler(CacheHitRuns, BaseCallbackHandler):
             nodes = payload.get(EventPayload.NODES)
             if nodes is not None:
                 self.add_retrieved(event_id, found_documents(nodes))
-        self.settle()
+        if self._streams.is_due():
+            self.settle()
         if not self._streams.add(event_id, payload.get(EventPayload.RESPONSE)):
             self.end_run(event_id)
 
