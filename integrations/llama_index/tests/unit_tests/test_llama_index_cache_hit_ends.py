@@ -123,7 +123,7 @@ async def test_request_is_failed_once_when_the_model_raises(handler, is_chat, st
     assert requests(handler) == {Outcome.FAILED: 1}
     (run,) = handler.runs
     assert run.calls[CallOutcome.FAILED] == 1
-    assert run.num_documents == 3
+    assert [each.outcome for each in run.documents] == [DocumentOutcome.UNKNOWN] * 3
     assert handler.num_open_runs == 0
 
 
