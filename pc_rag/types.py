@@ -34,14 +34,6 @@ class Span:
     def __len__(self) -> int:
         return self.end - self.start
 
-    def moved_to(self, start: int) -> Span:
-        """The span of the same length that starts at ``start``."""
-        return Span(start, start + len(self))
-
-    def overlaps(self, other: Span) -> bool:
-        """Whether the two ranges share a position."""
-        return self.start < other.end and other.start < self.end
-
 
 class Visibility(StrEnum):
     """What a module could attend when it was encoded."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pc_rag.corpus.catalog.records import EntryRecord, NewChunk, chunk_id_of
+from pc_rag.corpus.catalog.records import ChunkId, EntryRecord, NewChunk, chunk_id_of
+from pc_rag.corpus.parts import head_tokens
 from pc_rag.corpus.prefixes import chunk_recipe, recipe_table
 from pc_rag.errors import LayoutError
 
@@ -13,8 +14,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from pc_rag.corpus.catalog import Catalog
-    from pc_rag.corpus.catalog.records import ChunkId
+    from pc_rag.corpus.parts import HeadTokens
     from pc_rag.corpus.prefixes import CorpusPrefix
+    from pc_rag.corpus.recognition import Recognized
     from pc_rag.engine import PromptCache
     from pc_rag.engine.request import EntryRecipe
     from pc_rag.types import TokenIds
@@ -82,6 +84,22 @@ class ChunkEntries:
         if record is None:
             return None
         return NewChunk(record.text, self.tokens_of(chunk_id, record.text))
+
+    def head(self, found: Recognized) -> HeadTokens | None:
+        """The tokens of a head that stands in a prompt, to be read from its chunk's entry.
+
+        None where it is too small a part to be worth reading; nor where its chunk went meanwhile,
+        or is tokenised otherwise.
+
+        Raises:
+            LayoutError: As of ``stored``.
+        """
+        chunk = self.stored(ChunkId(found.chunk_id))
+        if chunk is None:
+            return None
+        tokenizer = self._engine.loaded.tokenizer
+        head = head_tokens(tokenizer, chunk.text, chunk.token_ids, found.end - found.start)
+        return head if head is not None and head.is_worth_reading else None
 
     def wanted(
         self, chunks: Iterable[NewChunk], prefixes: Sequence[CorpusPrefix]

@@ -120,6 +120,7 @@ class Corpus:
         self.upkeep = Upkeep(
             engine,
             self._catalog,
+            self._ingest,
             lambda: self._prefixes.encoded,
             self.add,
         )

@@ -6,6 +6,7 @@ former version answers, also when encoding fails half-way.
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from pc_rag.corpus.catalog.records import ChunkId, DocumentChange, NewChunk, chunk_id_of
@@ -13,16 +14,17 @@ from pc_rag.corpus.chunk_entries import ChunkEntries
 from pc_rag.corpus.documents import as_documents, document_id, refuse_single
 from pc_rag.corpus.prefixes import recipe_table
 from pc_rag.corpus.publishing import PreparedDocument, Published, Tally, windows
-from pc_rag.corpus.reports import IngestEstimate, IngestProgress, IngestReport
+from pc_rag.corpus.reports import IngestEstimate
 from pc_rag.errors import LayoutError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 
     from pc_rag.corpus.catalog import Catalog
     from pc_rag.corpus.chunking import Chunker
     from pc_rag.corpus.documents import Document
     from pc_rag.corpus.prefixes import CorpusPrefix
+    from pc_rag.corpus.reports import IngestProgress, IngestReport
     from pc_rag.engine import PromptCache
     from pc_rag.layout import RequestPlan
     from pc_rag.types import ModuleKey, TokenIds
@@ -132,53 +134,56 @@ class Ingest:
             on_published: Called after every window of documents that became visible.
             pinned: Never evict the chunks' entries.
         """
-        tally = Tally()
-        num_evicted_before = self._num_evictions()
+        tally = Tally(num_evicted_before=self._num_evictions())
         for window in windows(prepared):
             prefixes = self._prefixes()
-            refused = self._encode_window(window, prefixes, tally, on_progress, pinned=pinned)
-            published = self._publish(window, prefixes, tally, refused)
             chunks = [chunk for each in window for chunk in each.chunks]
-            if late := self._late(prefixes):
-                refused = self._encode_window(window, late, tally, on_progress, pinned=pinned)
-                wanted = self.entries.wanted(chunks, late)
-                self.entries.record(
-                    each.record for each in wanted if each.record.key not in refused
-                )
-            self.entries.remove_gone(chunks, prefixes, self._prefixes())
+            refused = self._encode(chunks, prefixes, tally, on_progress, pinned=pinned)
+            published = self._publish(window, prefixes, tally, refused)
+            self._follow_prefixes(chunks, prefixes, tally, on_progress, pinned=pinned)
             on_published(published)
-        return IngestReport(
-            num_added=tally.changes[DocumentChange.ADDED],
-            num_updated=tally.changes[DocumentChange.UPDATED],
-            num_metadata_only=tally.changes[DocumentChange.METADATA],
-            num_unchanged=tally.changes[DocumentChange.UNCHANGED],
-            num_encoded=tally.num_encoded,
-            num_encoded_tokens=tally.num_tokens,
-            num_bytes=tally.num_bytes,
-            num_dropped=tally.num_dropped,
-            num_evicted=self._num_evictions() - num_evicted_before,
-            seconds=tally.progress.seconds,
-        )
+        return tally.report(num_evictions=self._num_evictions())
+
+    def encode_known(self, document_ids: Iterable[str]) -> IngestReport:
+        """Encode what the store lacks of the chunks of documents, which stay as they are.
+
+        Args:
+            document_ids: Of live documents; of others there is nothing to encode.
+
+        Returns:
+            What was encoded; no document is counted.
+
+        Raises:
+            StoreIOError: The store's medium failed.
+        """
+        tally = Tally(num_evicted_before=self._num_evictions())
+        known = self._chunks_of(document_ids)
+        while chunks := list(islice(known, _LIVE_BATCH)):
+            prefixes = self._prefixes()
+            refused = self._encode(chunks, prefixes, tally, None, pinned=False)
+            self._record(chunks, prefixes, refused)
+            self._follow_prefixes(chunks, prefixes, tally, None, pinned=False)
+        return tally.report(num_evictions=self._num_evictions())
+
+    def _chunks_of(self, document_ids: Iterable[str]) -> Iterator[NewChunk]:
+        """The chunks of live documents, each once."""
+        seen: set[ChunkId] = set()
+        for document_id_ in document_ids:
+            for record in self._catalog.chunks_of(document_id_):
+                if record.id not in seen:
+                    seen.add(record.id)
+                    yield NewChunk(record.text, self.entries.tokens_of(record.id, record.text))
 
     def encode_live(self, prefix: CorpusPrefix) -> int:
         """Encode every live chunk behind one prefix; how many were missing."""
-        texts = self._catalog.live_texts()
-        num_missing = 0
-        for start in range(0, len(texts), _LIVE_BATCH):
-            batch = texts[start : start + _LIVE_BATCH]
-            chunks = [
-                NewChunk(text, self.entries.tokens_of(chunk_id, text)) for chunk_id, text in batch
-            ]
-            wanted = list(self.entries.wanted(chunks, [prefix]))
-            recipes = recipe_table((each.recipe for each in wanted), [prefix])
-            source = self._engine.source
-            missing = source.missing(each.recipe for each in wanted)
-            encoded = source.encode(missing, recipes)
-            refused = {each.key for each in encoded if each.refusal is not None}
+        tally = Tally()
+        live = iter(self._catalog.live_texts())
+        while batch := list(islice(live, _LIVE_BATCH)):
+            chunks = [NewChunk(text, self.entries.tokens_of(id_, text)) for id_, text in batch]
+            refused = self._encode(chunks, [prefix], tally, None, pinned=False)
             # Those that were stored already too: a run before this one may have been cut off.
-            self.entries.record(each.record for each in wanted if each.record.key not in refused)
-            num_missing += len(missing)
-        return num_missing
+            self._record(chunks, [prefix], refused)
+        return tally.num_encoded
 
     def remove_behind(self, prefix: CorpusPrefix) -> int:
         """Remove what the store holds of a prefix and behind it; how many entries those were.
@@ -307,9 +312,9 @@ class Ingest:
                 f"{num_others} for others, so none could hold it. {advice}"
             )
 
-    def _encode_window(
+    def _encode(
         self,
-        window: list[PreparedDocument],
+        chunks: Sequence[NewChunk],
         prefixes: Sequence[CorpusPrefix],
         tally: Tally,
         on_progress: OnProgress | None,
@@ -318,7 +323,7 @@ class Ingest:
     ) -> set[ModuleKey]:
         """Encode what the store lacks; what it had no room for."""
         source = self._engine.source
-        recipes = [w.recipe for each in window for w in self.entries.wanted(each.chunks, prefixes)]
+        recipes = [each.recipe for each in self.entries.wanted(chunks, prefixes)]
         missing = source.missing(recipes)
         if pinned:
             for key in {recipe.address.key for recipe in recipes}.difference(missing):
@@ -332,6 +337,30 @@ class Ingest:
                 on_progress(tally.progress)
         return refused
 
+    def _follow_prefixes(
+        self,
+        chunks: Sequence[NewChunk],
+        prefixes: Sequence[CorpusPrefix],
+        tally: Tally,
+        on_progress: OnProgress | None,
+        *,
+        pinned: bool,
+    ) -> None:
+        """What has to be done where prefixes came or went while chunks were encoded."""
+        if late := self._late(prefixes):
+            refused = self._encode(chunks, late, tally, on_progress, pinned=pinned)
+            self._record(chunks, late, refused)
+        self.entries.remove_gone(chunks, prefixes, self._prefixes())
+
+    def _record(
+        self,
+        chunks: Sequence[NewChunk],
+        prefixes: Sequence[CorpusPrefix],
+        refused: Container[ModuleKey],
+    ) -> None:
+        wanted = self.entries.wanted(chunks, prefixes)
+        self.entries.record(each.record for each in wanted if each.record.key not in refused)
+
     def _publish(
         self,
         window: list[PreparedDocument],
@@ -344,13 +373,18 @@ class Ingest:
         has_replaced = False
         for prepared in window:
             wanted = self.entries.wanted(prepared.chunks, prefixes)
+            records = [each.record for each in wanted if each.record.key not in refused]
             change = self._catalog.add_document(
                 prepared.document,
                 prepared.chunks,
                 chunking=self._chunking(prepared.document),
-                entries=[each.record for each in wanted if each.record.key not in refused],
+                entries=records,
+                based_on=prepared.based_on,
             )
             tally.changes[change] += 1
+            if change is DocumentChange.OUTDATED:
+                self.entries.record(records)  # those of chunks that nobody has leave the store
+                continue
             num_changes += change is not DocumentChange.UNCHANGED
             has_replaced = has_replaced or change is DocumentChange.UPDATED
             if change in (DocumentChange.ADDED, DocumentChange.UPDATED):

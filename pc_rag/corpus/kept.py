@@ -9,6 +9,7 @@ such an entry at any time; the next prompt that wants it encodes it again.
 from __future__ import annotations
 
 import hashlib
+import math
 import struct
 import time
 from collections import defaultdict
@@ -60,9 +61,15 @@ class _Note:
     digest: str
 
     @classmethod
-    def parse(cls, value: str) -> Self:
-        num_bytes, expires_at, start, end, digest = value.split()
-        return cls(int(num_bytes), float(expires_at), int(start), int(end), digest)
+    def parse(cls, value: str) -> Self | None:
+        """Read a note; ``None`` where it is not one that was written here."""
+        try:
+            num_bytes, expires_at, start, end, digest = value.split()
+            note = cls(int(num_bytes), float(expires_at), int(start), int(end), digest)
+        except ValueError:
+            return None
+        is_sound = note.num_bytes >= 0 and 0 <= note.start < note.end
+        return note if is_sound and math.isfinite(note.expires_at) else None
 
     def __str__(self) -> str:
         return f"{self.num_bytes} {self.expires_at!r} {self.start} {self.end} {self.digest}"
@@ -85,8 +92,9 @@ class KeptEntries:
         self._clock = clock
         self._lock = Lock()
         self._notes = {
-            ModuleKey(name.removeprefix(_SETTING)): _Note.parse(value)
+            ModuleKey(name.removeprefix(_SETTING)): note
             for name, value in catalog.settings(_SETTING).items()
+            if (note := _Note.parse(value)) is not None
         }
 
     def chain(
@@ -176,7 +184,7 @@ class KeptEntries:
 def collect_expired(
     catalog: Catalog, store: KVStore, *, clock: Callable[[], float] = time.time
 ) -> Mapping[ModuleKey, int]:
-    """Remove the kept entries whose time is over; needs no model.
+    """Remove the kept entries whose time is over, or whose notes cannot be read; needs no model.
 
     Args:
         catalog: Has the notes.
@@ -187,19 +195,17 @@ def collect_expired(
         The entries that left the store, with their bytes of keys and values.
     """
     now = clock()
-    expired = {
-        name: value
-        for name, value in catalog.settings(_SETTING).items()
-        if _Note.parse(value).expires_at <= now
-    }
-    needed = _needed_otherwise(catalog) if expired else frozenset()
     removed: dict[ModuleKey, int] = {}
-    for name, value in expired.items():
+    settings = catalog.settings(_SETTING)
+    notes = {name: _Note.parse(value) for name, value in settings.items()}
+    over = {n: note for n, note in notes.items() if note is None or note.expires_at <= now}
+    needed = _needed_otherwise(catalog) if over else frozenset()
+    for name, note in over.items():
         key = ModuleKey(name.removeprefix(_SETTING))
         if key not in needed and store.remove(key):
-            removed[key] = _Note.parse(value).num_bytes
+            removed[key] = note.num_bytes if note else 0
     # Behind the entries, and only where unchanged: one that is used again meanwhile stays noted.
-    catalog.delete_unchanged(expired)
+    catalog.delete_unchanged({name: settings[name] for name in over})
     return removed
 
 

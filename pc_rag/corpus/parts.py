@@ -18,6 +18,11 @@ if TYPE_CHECKING:
     from pc_rag.types import TokenIds
 
 
+_MOST_STORED_PER_READ = 8
+"""An entry is loaded, and encoded where it is missing, as a whole. For a quotation of a document
+that is one long chunk that would cost more than it saves."""
+
+
 @dataclass(frozen=True, slots=True)
 class HeadTokens:
     """The tokens of a chunk of which a head stands in a prompt.
@@ -31,6 +36,11 @@ class HeadTokens:
     token_ids: TokenIds
     num_read: int
     num_chars: int
+
+    @property
+    def is_worth_reading(self) -> bool:
+        """Whether it has at least an eighth of the tokens that are loaded for it."""
+        return self.num_read * _MOST_STORED_PER_READ >= len(self.token_ids)
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from pc_rag.model.chat import ChatPiece, PieceKind
 from pc_rag.types import MissReason, Visibility
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from pc_rag.corpus.cache_points import ChainLink
     from pc_rag.corpus.prefixes import CorpusPrefix
@@ -263,21 +263,15 @@ class RequestPlanner:
         head = head_of(cut)
         known = longest_prefix_of(head, prefixes)
         behind = known or prefixes[0]
-        is_behind_prefix = known is not None and known.token_ids == head
-        sees_context = is_behind_prefix or (not head and not behind.token_ids)
+        sees_context = head == behind.token_ids
         recipes: dict[str, EntryRecipe] = {}
-        pieces = list(_head_pieces(head, known, chain))
-        for piece in _behind_head(cut):
-            if not isinstance(piece, ChunkPlace):
-                pieces.append(_text_piece(piece))
-                continue
-            recipe = recipes.get(piece.chunk_id)
-            if recipe is None:
+        for piece in cut:
+            if isinstance(piece, ChunkPlace) and piece.chunk_id not in recipes:
                 recipe = chunk_recipe(self._engine, chunk_tokens(piece), behind)
                 recipes[piece.chunk_id] = recipe
-            pieces.append(_chunk_piece(piece, recipe, sees_context=sees_context))
+        pieces = (_piece_of(p, recipes, sees_context=sees_context) for p in _behind_head(cut))
         plan = plan_chunks(
-            pieces,
+            [*_head_pieces(head, known, chain), *pieces],
             policy=config.position_policy,
             slot_tokens=config.slot_tokens,
             max_position=self._engine.max_position,
@@ -316,20 +310,22 @@ def _head_pieces(
     yield TextPiece(head[len(known.token_ids) :])
 
 
-def _text_piece(piece: TokenIds | PartText) -> TextPiece:
+def _piece_of(
+    piece: CutPiece, recipes: Mapping[str, EntryRecipe], *, sees_context: bool
+) -> TextPiece | EntryPiece:
+    """What the layout is told of a piece; chunks are read from the entries of ``recipes``."""
     if isinstance(piece, PartText):
         return TextPiece(piece.token_ids, label=piece.chunk_id)
-    return TextPiece(piece)
-
-
-def _chunk_piece(place: ChunkPlace, recipe: EntryRecipe, *, sees_context: bool) -> EntryPiece:
+    if not isinstance(piece, ChunkPlace):
+        return TextPiece(piece)
+    address = recipes[piece.chunk_id].address
     return EntryPiece(
-        label=place.chunk_id,
-        key=recipe.address.key,
-        token_ids=recipe.address.token_ids,
-        encoded_start=recipe.address.start,
+        label=piece.chunk_id,
+        key=address.key,
+        token_ids=address.token_ids,
+        encoded_start=address.start,
         context_is_prefix=sees_context,
-        num_read=place.head.num_read if place.head else None,
+        num_read=piece.head.num_read if piece.head else None,
     )
 
 

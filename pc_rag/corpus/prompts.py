@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from pc_rag.corpus.cache_points import CutPrompt, cut_at_points
 from pc_rag.corpus.catalog.records import ChunkId
-from pc_rag.corpus.parts import head_tokens
 from pc_rag.corpus.planning import (
     ChunkPlace,
     InOrderFinder,
@@ -26,11 +25,9 @@ if TYPE_CHECKING:
     from pc_rag.corpus.ingest import Ingest
     from pc_rag.corpus.kept import KeptEntries
     from pc_rag.corpus.lookup import ChunkLookup
-    from pc_rag.corpus.parts import HeadTokens
     from pc_rag.corpus.planning import Finder, HeadFitter
     from pc_rag.corpus.prefixes import CorpusPrefix
     from pc_rag.corpus.prompt_format import PromptFormat
-    from pc_rag.corpus.recognition import Recognized
     from pc_rag.engine import PromptCache, Request
     from pc_rag.model.conversation import ChatMessage, TextPrompt
     from pc_rag.types import TokenIds
@@ -134,16 +131,8 @@ class CorpusPrompts:
             prompt,
             self._lookup.find,
             chunk_of=self._lookup.find_whole,
-            fit_head=self._fit_head,
+            fit_head=self._ingest.entries.head,
         )
-
-    def _fit_head(self, found: Recognized) -> HeadTokens | None:
-        """The tokens of a head; none where its chunk went meanwhile, or is tokenised otherwise."""
-        chunk = self._ingest.entries.stored(ChunkId(found.chunk_id))
-        if chunk is None:
-            return None
-        tokenizer = self._engine.loaded.tokenizer
-        return head_tokens(tokenizer, chunk.text, chunk.token_ids, found.end - found.start)
 
     def _cut(
         self,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from pc_rag.corpus.catalog.records import DocumentChange
-from pc_rag.corpus.reports import IngestProgress
+from pc_rag.corpus.reports import IngestProgress, IngestReport
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -28,11 +28,13 @@ class PreparedDocument:
         document: The document.
         change: What adding it changes.
         chunks: Its chunks with their tokens.
+        based_on: See ``Catalog.add_document``.
     """
 
     document: Document
     change: DocumentChange
     chunks: tuple[NewChunk, ...]
+    based_on: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +55,12 @@ class Published:
 
 @dataclass(slots=True)
 class Tally:
-    """Counts what an ingest does. Not for use by several threads at once."""
+    """Counts what an ingest does. Not for use by several threads at once.
 
+    ``num_evicted_before`` is what the store had evicted when it began.
+    """
+
+    num_evicted_before: int = 0
     started: float = field(default_factory=time.monotonic)
     changes: dict[DocumentChange, int] = field(
         default_factory=lambda: dict.fromkeys(DocumentChange, 0)
@@ -70,6 +76,21 @@ class Tally:
         self.num_tokens += encoded.num_tokens
         self.num_bytes += encoded.num_bytes
         self.num_dropped += encoded.refusal is not None
+
+    def report(self, *, num_evictions: int) -> IngestReport:
+        """What the ingest did; ``num_evictions`` is what the store has evicted by now."""
+        return IngestReport(
+            num_added=self.changes[DocumentChange.ADDED],
+            num_updated=self.changes[DocumentChange.UPDATED],
+            num_metadata_only=self.changes[DocumentChange.METADATA],
+            num_unchanged=self.changes[DocumentChange.UNCHANGED],
+            num_encoded=self.num_encoded,
+            num_encoded_tokens=self.num_tokens,
+            num_bytes=self.num_bytes,
+            num_dropped=self.num_dropped,
+            num_evicted=num_evictions - self.num_evicted_before,
+            seconds=self.progress.seconds,
+        )
 
     @property
     def progress(self) -> IngestProgress:

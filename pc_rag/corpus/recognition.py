@@ -82,8 +82,9 @@ class Recognizer:
     Between whole texts, parts of texts are found: first heads, from left to right, then tails in
     what is left, from right to left; at each place the longest. Parts may cut words. One counts if
     it is at least half of its text, rounded up to 64, 96, 128, 192 or 256 characters, of which 256
-    are always enough; so what many texts share, as a metadata header, is none. White space in front
-    of a tail is none of it. Where several texts have the same part it is said to be of any of them.
+    are always enough; so what many texts share, as a short metadata header, is none, and a header
+    of more than 256 characters is a head of any of them. White space in front of a tail is none of
+    it. Where several texts have the same part it is said to be of any of them.
     The middle of a text is not found.
 
     Memory: the texts, which are referred to and not copied, and about 650 bytes each. Time of

@@ -7,25 +7,29 @@ from dataclasses import dataclass, field, replace
 from threading import Lock
 from typing import TYPE_CHECKING
 
-from pc_rag.corpus.documents import Document, document_id
+from pc_rag.corpus.documents import Document, content_digest, document_id
 from pc_rag.corpus.prefixes import chunk_recipe
 from pc_rag.corpus.reports import IngestReport
 from pc_rag.errors import IngestError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from pc_rag.corpus.catalog import Catalog
     from pc_rag.corpus.catalog.records import DocumentRecord
+    from pc_rag.corpus.ingest import Ingest
     from pc_rag.corpus.prefixes import CorpusPrefix
+    from pc_rag.corpus.publishing import PreparedDocument
     from pc_rag.engine import PromptCache
 
-    Add = Callable[[Iterable[Document]], IngestReport]
+    Add = Callable[[Iterable[Document | PreparedDocument]], IngestReport]
 
 _RESTORED = "restored:"
 """Begins the names of settings: which storage all entries of some documents were last in."""
 
 _ANY_TOKENS = (0,)
+_NUM_TRIES = 8
+"""A document that others change this often meanwhile is a fault of theirs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,12 +49,21 @@ class ReconcileReport:
     ingest: IngestReport = field(default_factory=IngestReport)
 
 
+@dataclass(frozen=True, slots=True)
+class _Merged:
+    """A document to be written, and the version it was made from; see ``Catalog.add_document``."""
+
+    document: Document
+    based_on: float
+
+
 class Upkeep:
     """Keeps a corpus in step with the owner of its documents. Thread-safe.
 
     Args:
         engine: Whose store and model.
         catalog: Knows documents and chunks.
+        ingest: Prepares documents, and encodes what is missing of known ones.
         prefixes: Says what chunks are encoded behind.
         add: ``Corpus.add``.
     """
@@ -59,6 +72,7 @@ class Upkeep:
         self,
         engine: PromptCache,
         catalog: Catalog,
+        ingest: Ingest,
         prefixes: Callable[[], Sequence[CorpusPrefix]],
         add: Add,
     ) -> None:
@@ -66,6 +80,7 @@ class Upkeep:
         self._catalog = catalog
         self._prefixes = prefixes
         self._add = add
+        self._ingest = ingest
         self._lock = Lock()
 
     @property
@@ -95,16 +110,36 @@ class Upkeep:
         """Make sure that chunks are there with their entries, now, and drop nothing.
 
         Encodes what was deleted or evicted, and takes parts of documents: chunks that a known
-        document lacks come behind those it has; its source and metadata stay. Calls take turns.
+        document lacks come behind those it has; its source and metadata stay. One that lacks none
+        stays as it is, however it was split; but where all of it is given, in the order given.
+        Calls take turns, and one that is changed or removed meanwhile is looked at again.
 
         Args:
             documents: Made with ``Document.of_chunks``, each id once.
 
         Raises:
-            IngestError: A document has no chunks of its own; and all that ``Corpus.add`` raises.
+            IngestError: A document has no chunks of its own, or is changed by others over and over;
+                and all that ``Corpus.add`` raises.
         """
         with self._lock:
-            return self._add([self._beside_known(document) for document in documents])
+            left = {document_id(each): each for each in documents}
+            report = IngestReport()
+            for _ in range(_NUM_TRIES):
+                merged = {id_: self._beside_known(each) for id_, each in left.items()}
+                known = [id_ for id_, each in merged.items() if each is None]
+                changed = [each for each in merged.values() if each is not None]
+                report += self._add(self._prepared(changed)) + self._encoded(known)
+                left = {
+                    id_: left[id_]
+                    for id_, each in merged.items()
+                    if each is not None and not self._holds(each.document)
+                }
+                if not left:
+                    return report
+        raise IngestError(
+            f"documents {sorted(left)[:4]}: others replaced or removed them {_NUM_TRIES} times "
+            "while they were encoded; find out who adds them besides, and try again"
+        )
 
     def restore(self, where: Mapping[str, str] | None = None) -> IngestReport:
         """Encode what went with the store: every missing entry of the documents.
@@ -125,12 +160,13 @@ class Upkeep:
         name = _RESTORED + _digest(
             *(part for pair in sorted((where or {}).items()) for part in pair)
         )
-        storage = self._storage()
-        if self._catalog.setting(name) == storage:
-            return IngestReport()
-        report = self.ensure(self._as_known(record) for record in self.documents(where))
-        self._catalog.put_setting(name, storage)
-        return replace(report, num_added=0, num_updated=0, num_metadata_only=0, num_unchanged=0)
+        with self._lock:
+            storage = self._storage()
+            if self._catalog.setting(name) == storage:
+                return IngestReport()
+            report = self._ingest.encode_known(record.id for record in self.documents(where))
+            self._catalog.put_setting(name, storage)
+        return report
 
     def reconcile(
         self,
@@ -161,8 +197,8 @@ class Upkeep:
                 "all be removed; look whether it is the right one, or pass drops_all=True"
             )
         given = [document for document in wanted.values() if document is not None]
-        known = [held[id_] for id_, each in wanted.items() if each is None and id_ in held]
-        report = self._add(given) + self.ensure(map(self._as_known, known))
+        known = [id_ for id_, each in wanted.items() if each is None and id_ in held]
+        report = self._add(given) + self._encoded(known)
         removed = [id_ for id_ in held if id_ not in wanted and self._catalog.remove_document(id_)]
         return ReconcileReport(
             removed=tuple(removed),
@@ -177,16 +213,24 @@ class Upkeep:
         keys = sorted(recipe.address.key for recipe in recipes)
         return _digest(self._engine.store.generation, *keys)
 
-    def _as_known(self, record: DocumentRecord) -> Document:
-        return Document.of_chunks(
-            self.chunk_texts(record.id),
-            id=record.id,
-            source=record.source,
-            metadata=record.metadata,
-        )
+    def _encoded(self, document_ids: Sequence[str]) -> IngestReport:
+        """Encode what is missing of documents that do not change."""
+        return replace(self._ingest.encode_known(document_ids), num_unchanged=len(document_ids))
 
-    def _beside_known(self, document: Document) -> Document:
-        """A document with the chunks that the corpus has of it, in its own order if it has all."""
+    def _prepared(self, changed: Iterable[_Merged]) -> Iterator[PreparedDocument]:
+        for each in changed:
+            for prepared in self._ingest.prepare([each.document]):
+                yield replace(prepared, based_on=each.based_on)
+
+    def _holds(self, document: Document) -> bool:
+        record = self._catalog.document(document_id(document))
+        return record is not None and record.content_digest == content_digest(document)
+
+    def _beside_known(self, document: Document) -> _Merged | None:
+        """A document with the chunks that the corpus has of it, in its own order if it has all.
+
+        ``None`` where that is what the corpus has: it may have been split here, and stays so.
+        """
         id_ = document_id(document)
         if document.chunks is None:
             raise IngestError(
@@ -195,16 +239,15 @@ class Upkeep:
             )
         record = self._catalog.document(id_)
         if record is None:
-            return document
+            return _Merged(document, 0.0)
         known = self.chunk_texts(id_)
         lacking = [text for text in dict.fromkeys(document.chunks) if text not in set(known)]
         has_all = set(known) <= set(document.chunks)
-        return Document.of_chunks(
-            document.chunks if has_all else [*known, *lacking],
-            id=id_,
-            source=record.source,
-            metadata=record.metadata,
-        )
+        chunks = document.chunks if has_all else (*known, *lacking)
+        if chunks == known:
+            return None
+        whole = Document.of_chunks(chunks, id=id_, source=record.source, metadata=record.metadata)
+        return _Merged(whole, record.added_at)
 
 
 def _digest(*parts: str) -> str:

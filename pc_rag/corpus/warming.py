@@ -157,7 +157,8 @@ class Warmer:
             chunk_id = ChunkId(each.chunk_id)
             if each.part is ChunkPart.WHOLE:
                 yield chunk_id, text[each.start : each.end]
-            elif each.part is ChunkPart.HEAD:  # a tail is computed, whatever is stored
+            elif each.part is ChunkPart.HEAD and self._entries.head(each) is not None:
+                # A tail is computed, whatever is stored.
                 chunk = self._entries.stored(chunk_id)
                 if chunk is not None:
                     yield chunk_id, chunk.text

@@ -160,12 +160,16 @@ def _starts_anew(current: _Occurrence, part: Part, *, is_last: bool) -> bool:
     if part.label != current.label:
         return True
     is_text = not isinstance(part, Cached) and part.kind is FreshKind.PART
-    if is_text and current.is_text:
-        return not (isinstance(part, Fresh) and isinstance(current.fresh[-1], Reused))
-    if is_text or current.is_text:
+    if is_text is not current.is_text:
         return True
     if isinstance(part, Cached):
         return bool(current.cached) and part.rows.start <= current.cached[-1].rows.start
     if part.kind is FreshKind.UNCACHED:
         return current.is_uncached
-    return (bool(current.cached) or current.is_uncached) and not is_last
+    before = current.fresh[-1] if current.fresh else None
+    is_rest = isinstance(part, Fresh) and isinstance(before, Reused)
+    if is_text:
+        return not is_rest
+    # One repaired from its first token to its last has no rows: the next part is of another one.
+    has_rows = bool(current.cached) or current.is_uncached
+    return not is_last and (has_rows or not is_rest)

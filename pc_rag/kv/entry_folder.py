@@ -236,8 +236,10 @@ class EntryFolder:
         """Mark an entry as pinned, durably.
 
         Raises:
+            StoreIOError: The folder of the pins is a link.
             OSError: The medium failed.
         """
+        make_folder(self._pins)  # it may have been deleted under a running process
         with contextlib.suppress(FileExistsError):
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | SAFE_FLAGS
             os.close(os.open(self._pins / key, flags, FILE_MODE))

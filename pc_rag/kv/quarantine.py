@@ -8,6 +8,8 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING
 
+from pc_rag.kv.safe_files import make_folder
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -47,10 +49,12 @@ class Quarantine:
         """Move a file here and write down why. A link is moved, not what it points to.
 
         Raises:
+            StoreIOError: The quarantine is a link.
             OSError: The file cannot be moved.
         """
         # Names sort by time; twenty digits are enough for nanoseconds.
         name = f"{time.time_ns():020d}-{path.name}"
+        make_folder(self._folder)  # it may have been deleted under a running process
         path.rename(self._folder / name)
         with contextlib.suppress(OSError):  # the file is out of the way; the note is a courtesy
             (self._folder / (name + _REASON_SUFFIX)).write_text(reason + "\n", encoding="utf-8")

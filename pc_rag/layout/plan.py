@@ -9,13 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import chain
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 from pc_rag.errors import LayoutError
 from pc_rag.types import HitKind, ModuleKey, Span, TokenIds
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 
 class FreshKind(StrEnum):
@@ -190,18 +187,6 @@ class RequestPlan:
             merged.append(fresh)
             before = part
         return RequestPlan(tuple(merged))
-
-    def map_cached(self, change: Callable[[Cached], tuple[Part, ...]]) -> RequestPlan:
-        """A plan in which ``change`` decides what becomes of every cached part."""
-
-        def changed() -> Iterator[Part]:
-            for part in self.parts:
-                if isinstance(part, Cached):
-                    yield from change(part)
-                else:
-                    yield part
-
-        return RequestPlan(tuple(changed()))
 
 
 def _as_fresh(part: Part) -> Fresh:

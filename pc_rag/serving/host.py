@@ -144,8 +144,9 @@ class Host:
                 return
             siblings, self._siblings = list(self._siblings.values()), {}
             corpus, self._corpus = self._corpus, self._lent_corpus
-            with _registry_lock:
-                _open_corpora.pop(self.settings, None)
+            if self._lent_corpus is None and self._lent_engine is None:
+                with _registry_lock:
+                    _open_corpora.pop(self.settings, None)
         for sibling in siblings:
             sibling.release()
         if corpus is not None and corpus is not self._lent_corpus:

@@ -120,6 +120,27 @@ def test_expired_entries_leave_the_store_when_garbage_is_collected(tmp_path, clo
         assert all(use.is_hit for use in chunk_uses(corpus.answer("dog", 1, config=SHORT)))
 
 
+@pytest.mark.parametrize(
+    "value",
+    ["", "1 2 3 4", "1 x 0 40 d", "1 nan 0 40 d", "1 inf 0 40 d", "1 9e9 40 40 d", "1 9e9 -1 40 d",
+     "-1 9e9 0 40 d", f"{'9' * 5000} 9e9 0 40 d"],
+    ids=lambda value: value[:16] or "empty",
+)  # fmt: skip
+def test_entry_is_collected_when_its_note_cannot_be_read(engine, catalog, value):
+    """A note that is damaged stops nobody, and keeps nothing for ever."""
+    points = [TokenPoint(40, 300.0)]
+    (link,) = KeptEntries(engine, catalog).chain(HEAD, points, ())
+    for _ in engine.source.encode(
+        [link.recipe.address.key], {link.recipe.address.key: link.recipe}
+    ):
+        pass
+    catalog.put_settings(dict.fromkeys(catalog.settings("kept "), value))
+    assert [each.end for each in KeptEntries(engine, catalog).chain(HEAD, points, ())] == [40]
+    catalog.put_settings(dict.fromkeys(catalog.settings("kept "), value))
+    assert list(collect_expired(catalog, engine.store)) == [link.recipe.address.key]
+    assert catalog.settings("kept ") == {}
+
+
 def test_note_stays_when_its_entry_is_used_while_garbage_is_collected(engine, catalog, clock):
     """The entry that is made again meanwhile would be known to nobody otherwise."""
     kept = KeptEntries(engine, catalog, clock=clock)

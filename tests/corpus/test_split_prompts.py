@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from pc_rag.corpus import Document
 from pc_rag.corpus.part_table import least_part
 from pc_rag.layout import Cached
 from pc_rag.metrics.text import REASONS, stats_text
 from pc_rag.model.conversation import ChatMessage
+from pc_rag.model.loading import wrap_model
 from pc_rag.model.sampling import GenerationConfig
 from pc_rag.types import FinishReason, HitKind, MissReason, Role
 from tests.support.corpora import (
@@ -21,6 +23,7 @@ from tests.support.corpora import (
     same_in_both_arms,
 )
 from tests.support.engines import reference_ids
+from tests.support.tiny_models import tiny_model
 
 WAIT_SECONDS = 60
 LONG = (
@@ -144,6 +147,19 @@ def test_head_is_encoded_whole_when_its_entry_is_not_stored(corpus):
     assert (use.miss_reason, use.num_encoded_tokens) == (MissReason.NOT_STORED, 200)
     (use,) = chunk_uses(corpus.generate(f"x {LONG} y", SHORT))
     assert use.is_hit
+
+
+def test_head_is_computed_when_it_is_a_small_part_of_a_long_chunk():
+    """A quotation does not have a whole long document loaded, or encoded; an eighth does."""
+    loaded = wrap_model(*tiny_model("llama", max_position_embeddings=4096))
+    book = " ".join(f"line {number}: {LONG[number : number + 60]}" for number in range(40))[:2400]
+    with opened(loaded=loaded) as corpus:
+        corpus.add([Document(book, id="book", is_whole=True)])
+        quoted, more = (f"x {book[:num_chars]}| y" for num_chars in (299, 300))
+        assert described(corpus.generate(quoted, SHORT)) == [(299, None, MissReason.SPLIT)]
+        assert described(corpus.generate(more, SHORT)) == [(300, HitKind.PARTIAL, MissReason.SPLIT)]
+        warmed = [corpus.warm([prompt]).result(WAIT_SECONDS) for prompt in (quoted, more)]
+        assert warmed == [0, 1]
 
 
 def test_head_stays_text_when_its_chunk_goes_meanwhile(corpus, monkeypatch):

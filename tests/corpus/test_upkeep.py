@@ -223,3 +223,98 @@ def test_reports_add_up_when_ingests_follow_each_other():
     """Every number of one is added to that of the other."""
     total = IngestReport(num_added=1, num_encoded=2, seconds=0.5) + IngestReport(num_encoded=3)
     assert total == IngestReport(num_added=1, num_encoded=5, seconds=0.5)
+
+
+@pytest.mark.parametrize(
+    "encode",
+    [
+        lambda upkeep: upkeep.restore(),
+        lambda upkeep: upkeep.reconcile({"split": None, "whole": None}).ingest,
+        lambda upkeep: upkeep.ensure(
+            Document.of_chunks(upkeep.chunk_texts(id_), id=id_) for id_ in ("split", "whole")
+        ),
+    ],
+    ids=["restore", "reconcile", "ensure"],
+)
+def test_documents_stay_as_they_are_when_only_entries_are_missing(encode):
+    """However they were split: adding them again finds them unchanged."""
+    documents = [
+        Document("\n\n".join([CAT * 3, DOG * 3]), id="split"),
+        Document(f"{FISH}\n\n{CAT}", id="whole", is_whole=True),
+    ]
+    with opened(has_retrieval=False) as corpus:
+        corpus.add(documents)
+        records, revision = corpus.documents(), corpus.upkeep.revision
+        texts = [text for each in records for text in corpus.upkeep.chunk_texts(each.id)]
+        keys = entries_of(corpus, *texts)
+        assert len(keys) == 3
+        for key in keys:
+            corpus.engine.store.remove(key)
+        report = encode(corpus.upkeep)
+        assert (report.num_encoded, report.num_updated) == (3, 0)
+        assert (corpus.documents(), corpus.upkeep.revision) == (records, revision)
+        assert corpus.add(documents).num_unchanged == 2
+
+
+@pytest.mark.parametrize(
+    ("meanwhile", "expected"),
+    [
+        (lambda corpus: corpus.add([given(DOG)]), (DOG, FISH)),
+        (lambda corpus: corpus.remove("d"), (FISH,)),
+    ],
+    ids=["replaced", "removed"],
+)
+def test_change_is_kept_when_it_comes_while_a_document_is_ensured(corpus, meanwhile, expected):
+    """Neither the former version comes back, nor is the new one lost."""
+    corpus.add([given(CAT)])
+    encode, changes = corpus.engine.source.encode, [meanwhile]
+
+    def encode_late(*arguments, **keywords):
+        if changes:
+            changes.pop()(corpus)
+        return encode(*arguments, **keywords)
+
+    corpus.engine.source.encode = encode_late
+    corpus.upkeep.ensure([given(FISH)])
+    assert corpus.upkeep.chunk_texts("d") == expected
+    corpus.gc()
+    num_chunks = corpus.stats().catalog.num_chunks
+    assert num_chunks == len(expected)
+    assert corpus.engine.store.stats()[-1].num_entries == num_chunks + 1
+
+
+def test_document_is_given_up_when_others_change_it_over_and_over(corpus):
+    """It is said, and nothing of it is lost."""
+    encode, numbers = corpus.engine.source.encode, iter(range(100))
+
+    def encode_late(keys, *arguments, **keywords):
+        with corpus._catalog._database.write() as connection:
+            connection.execute("UPDATE documents SET added_at = ?", (next(numbers),))
+        return encode(keys, *arguments, **keywords)
+
+    corpus.add([given(CAT)])
+    corpus.engine.source.encode = encode_late
+    with pytest.raises(IngestError, match=r"'d'.*8 times"):
+        corpus.upkeep.ensure([given(FISH)])
+    assert corpus.upkeep.chunk_texts("d") == (CAT,)
+
+
+def test_restored_entries_are_noted_when_another_model_encodes_them(tmp_path):
+    """What is restored is known to ``gc``, beside what the first model stored."""
+    with opened(tmp_path, has_retrieval=False) as corpus:
+        corpus.add([given(CAT)])
+        keys = entries_of(corpus, CAT)
+    with opened(tmp_path, has_retrieval=False, loaded=loaded_model(seed=1)) as corpus:
+        assert corpus.upkeep.restore().num_encoded == 1
+        noted = {
+            record.key
+            for record in corpus._catalog.entries.of_chunk(corpus.plan(CAT).plan.cached[0].label)
+        }
+        assert set(keys) < noted
+
+
+def test_nothing_is_looked_for_again_when_metadata_is_named_in_another_order(corpus):
+    """It says which documents are meant, in whatever order."""
+    corpus.add([given(CAT, metadata=OURS | {"page": "1"})])
+    assert corpus.upkeep.restore(OURS | {"page": "1"}) != IngestReport()
+    assert corpus.upkeep.restore({"page": "1"} | OURS) == IngestReport()

@@ -79,6 +79,17 @@ def test_modules_stay_in_the_metrics_when_the_prefix_cache_holds_their_repaired_
     ]
 
 
+@pytest.mark.parametrize("reuse", [True, False])
+def test_chunks_are_told_apart_when_each_is_repaired_whole_beside_its_like(reuse):
+    """Three of one chunk without a text between them are three modules in both arms."""
+    engine = tiny_engine(config=EngineConfig())
+    request = chunk_request(engine, "aaa", separator="", repair="link:1000")
+    sizes = [len(CHUNKS["a"])] * 3
+    for _ in range(2):  # then from the exact prefix cache
+        modules = engine.generate(request, SHORT, reuse=reuse).metrics.modules
+        assert [use.num_tokens for use in modules if use.label == "a"] == sizes
+
+
 def test_tokens_are_timed_by_forward_passes_when_the_end_of_sequence_is_one():
     """The pass that gave the end-of-sequence token took time too."""
     engine = tiny_engine()

@@ -41,6 +41,10 @@ SHARED = {"langchain/island.py"}
             ],
         ),
         (
+            "llama_index/side_by_side.py",
+            ["HuggingFaceLLM: ", "ratio: ", "12 of 12 (100.0%)", "4 retrieved, 4 hit"],
+        ),
+        (
             "llama_index/ingestion.py",
             [
                 "first: encoded 3\nagain: encoded 0\none text edited: encoded 1\n",

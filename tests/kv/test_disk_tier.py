@@ -130,6 +130,23 @@ def test_pins_hold_when_the_folder_is_opened_again(root: Path) -> None:
     again.put(numbered_entry(4))
 
 
+def test_pins_and_quarantine_are_made_again_when_deleted_under_the_tier(root: Path) -> None:
+    """A pin holds, and a damaged file is set aside rather than met for ever (pitfall 42)."""
+    tier = DiskTier(root)
+    for number in range(2):
+        tier.put(numbered_entry(number))
+    shutil.rmtree(root / "pins")
+    shutil.rmtree(root / "quarantine")
+    assert tier.pin(numbered_entry(0).address.key)
+    assert [path.name for path in (root / "pins").iterdir()] == [numbered_entry(0).address.key]
+    flipped_byte(path_of(root, numbered_entry(1)), root)
+    with pytest.raises(CorruptEntry):
+        tier.lease(numbered_entry(1).address, CPU)
+    tier.put(numbered_entry(1))
+    tier.lease(numbered_entry(1).address, CPU).release()
+    assert tier.stats()[0].num_quarantined == 1
+
+
 def test_entries_of_another_process_are_found_when_asked_for(root: Path) -> None:
     """Two open tiers over one folder see each other's entries, removals and pins."""
     ours, theirs = DiskTier(root, 2 * ENTRY_BYTES), DiskTier(root)

@@ -135,6 +135,19 @@ def test_corpus_is_found_again_when_its_host_is_gone(folder):
     again.hold().release()
 
 
+def test_corpus_is_found_again_when_a_host_that_was_lent_it_is_closed(folder):
+    """What was lent has the settings of what it was lent from, and takes nothing away from it."""
+    settings = HostSettings(model=str(folder))
+    corpus = open_host(settings).corpus
+    gc.collect()
+    lent = open_host(corpus)
+    assert lent.settings == settings
+    lent.hold().release()
+    host = open_host(settings)
+    assert host.corpus is corpus
+    host.hold().release()
+
+
 def test_lent_corpus_stays_open_when_the_host_is_closed(corpus):
     """It is its owner's."""
     host = open_host(corpus)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Self
 from pc_rag.corpus.catalog.database import Database
 from pc_rag.corpus.catalog.documents import (
     Identity,
+    added_at,
     compare,
     document_records,
     replace_chunks,
@@ -91,6 +92,7 @@ class Catalog:
         *,
         chunking: str,
         entries: Sequence[EntryRecord] = (),
+        based_on: float | None = None,
     ) -> DocumentChange:
         """Add a document or replace the version of the same id, in one step.
 
@@ -103,6 +105,8 @@ class Catalog:
             chunking: ``Chunker.id`` of the way it was split.
             entries: Entries of its chunks that the KV store now holds; those behind a prefix that
                 is gone meanwhile are left out.
+            based_on: ``added_at`` of the version that the document was made from, 0 where there was
+                none: nothing happens if another is there by now. ``None`` replaces any.
 
         Raises:
             IngestError: A chunk is not stripped or has no tokens.
@@ -110,6 +114,8 @@ class Catalog:
         """
         identity = Identity.of(document, chunking)
         with self._database.write() as connection:
+            if based_on is not None and added_at(connection, identity.id) != based_on:
+                return DocumentChange.OUTDATED
             change = compare(connection, document, identity)
             if change is not DocumentChange.UNCHANGED:
                 number = upsert_document(connection, document, identity)

@@ -58,6 +58,14 @@ def compare(
     return DocumentChange.UNCHANGED
 
 
+def added_at(connection: sqlite3.Connection, document_id_: str) -> float:
+    """When the live version of a document came, in seconds of the wall clock; 0 without one."""
+    row = connection.execute(
+        "SELECT added_at FROM documents WHERE id = ? AND tombstoned_at IS NULL", (document_id_,)
+    ).fetchone()
+    return float(row[0]) if row else 0.0
+
+
 def upsert_document(connection: sqlite3.Connection, document: Document, identity: Identity) -> int:
     """Write the document's row and metadata; its number."""
     (number,) = connection.execute(

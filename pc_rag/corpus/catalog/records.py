@@ -43,6 +43,8 @@ class DocumentChange(StrEnum):
     METADATA = "metadata"
     """Only its source or metadata changed; its chunks stay as they are."""
     UNCHANGED = "unchanged"
+    OUTDATED = "outdated"
+    """Nothing: the version that it was made from has been replaced or removed meanwhile."""
 
 
 class PrefixRole(StrEnum):
