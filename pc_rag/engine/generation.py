@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
@@ -25,7 +26,7 @@ from pc_rag.model.stop import StopMatcher
 from pc_rag.types import FinishReason
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator
+    from collections.abc import Callable, Generator, Iterator
 
     from pc_rag.engine.entry_source import Acquired
     from pc_rag.engine.machinery import Machinery
@@ -64,6 +65,7 @@ class Generation:
         reuse: bool,
     ) -> None:
         self.completion: Completion | None = None
+        self._on_completion: deque[Callable[[], None]] = deque()
         self._machinery = machinery
         self._request = request
         self._watch = watch
@@ -113,6 +115,17 @@ class Generation:
         """Account for a request that nobody pulled."""
         if self.completion is None:
             self._end_when_safe(has_failed=False)
+
+    def when_completed(self, callback: Callable[[], None]) -> None:
+        """Call back once there is a completion: now, or from the thread that ends the request."""
+        self._on_completion.append(callback)
+        if self.completion is not None:
+            self._call_back()
+
+    def _call_back(self) -> None:
+        with suppress(IndexError):  # two threads may be here, and each callback is one's
+            while True:
+                self._on_completion.popleft()()
 
     def end_others(self) -> None:
         """Do what was left of generations that the garbage collector ended."""
@@ -305,3 +318,4 @@ class Generation:
             finish_reason=self._finish,
             metrics=metrics,
         )
+        self._call_back()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Self
 from pc_rag.errors import GenerationError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from types import TracebackType
 
     from pc_rag.engine.completion import Completion
@@ -64,6 +64,18 @@ class CompletionStream:
                 "first; after an error run the prompt again"
             )
         return completion
+
+    def when_completed(self, callback: Callable[[], None]) -> None:
+        """Have it called once the stream has its completion; never for one that failed.
+
+        That is now for a stream that ended or was closed. It is later where a ``next`` of another
+        thread runs, which ends the stream, or where the garbage collector closed it.
+
+        Args:
+            callback: Called once, by any thread, with no lock held. Raises nothing.
+        """
+        self._generation.when_completed(callback)
+        self._generation.end_others()
 
     def __enter__(self) -> Self:
         return self

@@ -7,6 +7,7 @@ is here, so that no adapter holds an algorithm.
 from pc_rag.serving.asynchronous import begun, texts
 from pc_rag.serving.call import Call, ToolChoice, generation_config
 from pc_rag.serving.host import Hold, Host, HostSettings, OwnHold, open_host
+from pc_rag.serving.model_object import ModelObject, translated
 from pc_rag.serving.options import CallDefaults, begin_call, tool_choice_of
 from pc_rag.serving.reply import Reply, ReplyStream
 
@@ -16,6 +17,7 @@ __all__ = [
     "Hold",
     "Host",
     "HostSettings",
+    "ModelObject",
     "OwnHold",
     "Reply",
     "ReplyStream",
@@ -26,4 +28,5 @@ __all__ = [
     "open_host",
     "texts",
     "tool_choice_of",
+    "translated",
 ]

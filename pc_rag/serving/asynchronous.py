@@ -31,17 +31,13 @@ def _close_late(beginning: asyncio.Future[ReplyStream]) -> None:
         beginning.result().close()
 
 
-async def texts(
-    stream: ReplyStream, *, on_left: Callable[[], None] | None = None
-) -> AsyncGenerator[str]:
+async def texts(stream: ReplyStream) -> AsyncGenerator[str]:
     """A reply's text, computed in threads: the event loop goes on meanwhile.
 
     A task that is cancelled, or a consumer that leaves, ends the generation within a token.
 
     Args:
         stream: The reply.
-        on_left: Called on the loop when a stream that was left while a thread computed its next
-            token has given everything back.
     """
     pull: asyncio.Task[str | None] | None = None
     try:
@@ -54,12 +50,10 @@ async def texts(
     finally:
         stream.close()
         if pull is not None and not pull.done():
-            pull.add_done_callback(lambda done: _left(done, on_left))
+            pull.add_done_callback(_left)
 
 
-def _left(pull: asyncio.Task[str | None], on_left: Callable[[], None] | None) -> None:
+def _left(pull: asyncio.Task[str | None]) -> None:
     """A token that nobody waits for any more is computed."""
     if not pull.cancelled():
         pull.exception()  # retrieved, so that asyncio does not report it as overlooked
-    if on_left is not None:
-        on_left()

@@ -114,6 +114,10 @@ class ReplyStream:
             return self._reply_so_far(self._stream.completion)
         return self._reply
 
+    def when_completed(self, callback: Callable[[], None]) -> None:
+        """Have it called once there is a reply; see ``CompletionStream.when_completed``."""
+        self._stream.when_completed(callback)
+
     def _check_deadline(self) -> None:
         if self._deadline is not None and time.monotonic() > self._deadline:
             self._has_ended = True

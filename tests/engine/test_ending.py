@@ -136,3 +136,28 @@ def test_ending_is_done_once_when_it_was_deferred():
     endings.do(lambda: done.append("own"))
     endings.do_deferred()
     assert done == ["own", "deferred"]
+
+
+def test_completion_is_told_once_when_the_collector_ended_the_stream(engine):
+    """Who waits for the completion hears of it from the call that comes by next."""
+    told = []
+    stream = engine.stream(chunk_request(engine, "abc"), BRIEF)
+    next(stream)
+    stream.when_completed(lambda: told.append("waited"))
+    Knot(stream)
+    del stream
+    gc.collect()
+    assert told == []
+    _ = engine.stats
+    _ = engine.stats
+    assert told == ["waited"]
+
+
+def test_completion_is_told_at_once_when_it_is_there(engine):
+    """A stream that was closed has it; one that failed never has."""
+    told = []
+    stream = engine.stream(chunk_request(engine, "abc"), BRIEF)
+    next(stream)
+    stream.close()
+    stream.when_completed(lambda: told.append(stream.completion))
+    assert told == [stream.completion]

@@ -137,7 +137,7 @@ async def test_stream_is_closed_when_a_task_is_cancelled_between_tokens(host, co
 
 async def test_consumer_is_told_once_when_its_task_is_cancelled_within_a_token(host, corpus):
     """When the thread is done, not before: then the reply says what the request cost."""
-    stream, told = host.stream(CALL), asyncio.Event()
+    stream, told = host.stream(CALL), threading.Event()
     entered, go_on, replies = threading.Event(), threading.Event(), []
 
     def slow(_module, _args, output):
@@ -145,12 +145,12 @@ async def test_consumer_is_told_once_when_its_task_is_cancelled_within_a_token(h
         go_on.wait(WAIT_SECONDS)
         return output
 
-    def on_left():
+    def tell():
         replies.append(stream.reply)
         told.set()
 
     async def read():
-        async for _ in texts(stream, on_left=on_left):
+        async for _ in texts(stream):
             pass
 
     handle = corpus.engine.loaded.model.register_forward_hook(slow)
@@ -160,23 +160,22 @@ async def test_consumer_is_told_once_when_its_task_is_cancelled_within_a_token(h
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
+        stream.when_completed(tell)
         assert replies == []
         go_on.set()
-        await asyncio.wait_for(told.wait(), WAIT_SECONDS)
+        assert await asyncio.to_thread(told.wait, WAIT_SECONDS)
     finally:
         handle.remove()
     (reply,) = replies
     assert reply.finish_reason == "cancelled"
 
 
-async def test_consumer_is_not_told_when_nothing_is_computed_as_it_leaves(host, corpus):
-    """Between tokens, or at the end, it knows at once."""
-    told = []
-    with scripted(corpus.engine, "ab"):
-        assert [text async for text in texts(host.stream(CALL), on_left=lambda: told.append(1))]
+async def test_consumer_is_told_at_once_when_nothing_is_computed_as_it_leaves(host, corpus):
+    """Between tokens the stream ends where it is closed."""
+    stream, told = host.stream(CALL), []
     with scripted(corpus.engine, "abc"):
-        pieces = texts(host.stream(CALL), on_left=lambda: told.append(1))
+        pieces = texts(stream)
         await anext(pieces)
         await pieces.aclose()
-    await asyncio.sleep(0)
-    assert told == []
+    stream.when_completed(lambda: told.append(stream.reply.finish_reason))
+    assert told == ["cancelled"]

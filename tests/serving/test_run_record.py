@@ -79,6 +79,17 @@ def test_document_is_found_when_the_prompt_holds_another_form_of_it():
     ]
 
 
+def test_document_is_unknown_when_no_call_that_held_it_told_anything():
+    """A failed call, or another model's, does not make a chunk one that was never indexed."""
+    record = _record(FoundDocument(OSLO, "Oslo"))
+    record.add_call(CallOutcome.REPORTED, metrics_of(use_of(LIMA)))  # asked before it was found
+    record.note_prompt(OSLO)
+    record.add_call(CallOutcome.FAILED, None)
+    assert _fates(record) == [DocumentOutcome.UNKNOWN]
+    record.add_call(CallOutcome.REPORTED, metrics_of(use_of(LIMA)))
+    assert _fates(record) == [DocumentOutcome.NOT_INDEXED]
+
+
 def test_run_learns_late_metrics_when_its_call_was_counted_before():
     """Metrics without a call of their own explain documents, and count no call."""
     record = _record(FoundDocument(OSLO, "Oslo"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from langchain_core.language_models import BaseLanguageModel
@@ -12,14 +11,12 @@ from pydantic import ConfigDict, Field, PrivateAttr, SecretStr, model_validator
 from pc_rag.config import EngineConfig
 from pc_rag.corpus import Corpus
 from pc_rag.engine import PromptCache
-from pc_rag.errors import ConfigError
 from pc_rag.model.builtin import DEFAULT_MODEL
-from pc_rag.serving import CallDefaults, Host, HostSettings, OwnHold, begin_call
-from pc_rag.serving.options import ALIASES, GENERATION_SETTINGS, check_lent, is_no_op
+from pc_rag.serving import ModelObject, OwnHold, begin_call, translated
+from pc_rag.serving.options import GENERATION_SETTINGS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from concurrent.futures import Future
 
     from langchain_core.language_models.base import LangSmithParams
 
@@ -29,11 +26,8 @@ if TYPE_CHECKING:
 PROVIDER = "pc-rag"
 """What traces and messages call us."""
 
-_OPENED_WITH = ("store", "engine_config", "dtype", "device", "chat_template")
-"""Settings that a model is opened with; a lent engine or corpus has its own."""
 
-
-class PcRagSettings(BaseLanguageModel[Any]):
+class PcRagSettings(ModelObject, BaseLanguageModel[Any]):
     """Which model to run, what it reads, and how it chooses tokens.
 
     The model is loaded at the first call. Objects of equal settings share it with its corpus, and
@@ -101,84 +95,18 @@ class PcRagSettings(BaseLanguageModel[Any]):
     @classmethod
     def _translate(cls, given: Any) -> Any:
         """Take what other models' constructors call the same, and what changes nothing."""
-        if not isinstance(given, dict):
-            return given
-        values = {ALIASES.get(k, k): v for k, v in given.items() if not is_no_op(k, v)}
-        if isinstance(values.get("stop"), str):
-            values["stop"] = [values["stop"]]
-        for name in ("model", "store"):
-            if isinstance(values.get(name), Path):
-                values[name] = str(values[name])
-            if values.get(name) == "":
-                raise ConfigError(f"{cls.__name__}: {name} is empty; name one, or leave it out")
-        return values
+        return translated(cls.__name__, given) if isinstance(given, dict) else given
 
     @model_validator(mode="after")
     def _check_settings(self) -> Self:
         """Refuse at once what would be refused at the first call."""
-        lent = {name for name in ("corpus", "engine") if getattr(self, name) is not None}
-        own = {name for name in _OPENED_WITH if self._is_changed(name)}
-        check_lent(type(self).__name__, lent=lent, own=own)
-        if lent:
-            name = self.host.model_name
-            if self._is_changed("model") and self.model != name:
-                raise ConfigError(
-                    f"{type(self).__name__}: model {self.model!r} is not the model that was given, "
-                    f"{name!r}; leave one of them out"
-                )
-            object.__setattr__(self, "model", name)
-        else:
-            _ = self.host  # loads nothing; another's ``close`` leaves it to this object from now on
-        _ = self._defaults
+        self._check_model()
         return self
 
     def _is_changed(self, name: str) -> bool:
         """Whether a setting is not the default; frameworks copy objects by giving every field."""
         default = type(self).model_fields[name].get_default(call_default_factory=True)
         return bool(getattr(self, name) != default)
-
-    def _settings(self) -> HostSettings:
-        if self._default_config is None:
-            self._default_config = EngineConfig.load()
-        return HostSettings(
-            model=self.model,
-            store=self.store,
-            dtype=self.dtype,
-            device=self.device,
-            chat_template=self.chat_template,
-            config=self.engine_config or self._default_config,
-        )
-
-    @property
-    def host(self) -> Host:
-        """The model with its corpus; opened when it is first asked for something."""
-        source = self.corpus or self.engine or self._settings()
-        self._held = OwnHold.renewed(self._held, self, source)
-        return self._held.hold.host
-
-    @property
-    def prefix_learning(self) -> Future[int] | None:
-        """The encoding that ``learn_prefix`` began last: its result is the number of chunks."""
-        return self.host.learning
-
-    def close(self) -> None:
-        """Release model, corpus and store; a later call opens them again.
-
-        They are closed once no other object of equal settings uses them. What was lent stays open.
-        """
-        held, self._held = self._held, None
-        if held is not None:
-            held.release(self)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def open_corpus(self) -> Corpus:
-        """The corpus whose chunks are recognised in prompts; loads the model at the first call."""
-        return self.host.corpus
 
     def get_token_ids(self, text: str) -> list[int]:
         """Ids of the model's own tokenizer."""
@@ -196,11 +124,7 @@ class PcRagSettings(BaseLanguageModel[Any]):
         Raises:
             ConfigError: A corpus or engine was lent, which no other process can have.
         """
-        if self.corpus is not None or self.engine is not None:
-            raise ConfigError(
-                f"a {type(self).__name__} with a lent corpus or engine cannot be pickled; build it "
-                "from a model name and a store"
-            )
+        self._check_picklable()
         state = super().__getstate__()
         private = {**(state.get("__pydantic_private__") or {}), "_held": None}
         return {**state, "__pydantic_private__": private}
@@ -235,18 +159,6 @@ class PcRagSettings(BaseLanguageModel[Any]):
         params = super()._get_ls_params(stop=stop or self.stop, **kwargs)
         params["ls_provider"] = PROVIDER
         return params
-
-    @property
-    def _defaults(self) -> CallDefaults:
-        """What holds for every call."""
-        own = {name: getattr(self, name) for name in GENERATION_SETTINGS}
-        return CallDefaults(
-            generation={**own, "stop": self.stop},
-            template=self.template,
-            reuse=self.reuse,
-            learn_prefix=self.learn_prefix,
-            timeout_seconds=self.timeout,
-        )
 
     def _stream_call(
         self, prompt: TextPrompt, stop: list[str] | None, kwargs: dict[str, Any]

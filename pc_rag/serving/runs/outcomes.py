@@ -45,6 +45,9 @@ class DocumentOutcome(StrEnum):
     """A prompt holds its text, which is only recognised where content blocks name it."""
     NOT_INDEXED = "not indexed"
     """A prompt holds its text, and the corpus does not know it as a chunk."""
+    UNKNOWN = "unknown"
+    """A prompt holds its text, and its call told nothing: it failed, its consumer left, or it asked
+    another model."""
 
 
 @dataclass(frozen=True, slots=True)

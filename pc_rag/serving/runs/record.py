@@ -34,6 +34,7 @@ class RunRecord:
         self.retrieved: dict[str, FoundDocument] = {}
         self.returned: dict[str, FoundDocument] = {}
         self.shown: set[str] = set()
+        self.told: set[str] = set()
         self.has_retriever = False
         self.modules: dict[str, ModuleUse] = {}
         self.num_module_hits = 0
@@ -64,6 +65,7 @@ class RunRecord:
             self.ttft_seconds = metrics.ttft_seconds
         for use in metrics.modules:
             self._add_module(use)
+        self.told |= self.shown
 
     def _add_module(self, use: ModuleUse) -> None:
         """Count a use; of a module used by several calls the best use is kept."""
@@ -112,6 +114,8 @@ class RunRecord:
             outcome = outcome_of(use)
         elif chunk_id not in self.shown:
             outcome = DocumentOutcome.NOT_IN_PROMPT
+        elif chunk_id not in self.told:
+            outcome = DocumentOutcome.UNKNOWN
         elif len(document.text) < MIN_CHARS:
             outcome = DocumentOutcome.TOO_SHORT
         else:

@@ -17,7 +17,13 @@ from llama_index_instrumentation import get_dispatcher
 
 from pc_rag.metrics import Outcome
 from pc_rag.types import FinishReason
-from tests.support.llama_index_queries import EventList, SpeakingLLM, ask, engine_of
+from tests.support.llama_index_queries import (
+    EventList,
+    SpeakingLLM,
+    answer_of,
+    ask,
+    engine_of,
+)
 from tests.support.uses import TEXTS, metrics_of, use_of
 
 METRICS = metrics_of(use_of(TEXTS[0]))
@@ -123,7 +129,7 @@ async def test_request_is_failed_once_when_the_model_raises(handler, is_chat, st
     assert requests(handler) == {Outcome.FAILED: 1}
     (run,) = handler.runs
     assert run.calls[CallOutcome.FAILED] == 1
-    assert run.num_documents == 3
+    assert [each.outcome for each in run.documents] == [DocumentOutcome.UNKNOWN] * 3
     assert handler.num_open_runs == 0
 
 
@@ -150,6 +156,15 @@ async def test_request_is_cancelled_once_when_its_task_is(handler):
     assert counts(handler) == {CallOutcome.CANCELLED: 1}
     assert requests(handler) == {Outcome.CANCELLED: 1}
     assert handler.num_open_runs == 0
+
+
+def test_ended_streams_are_forgotten_when_nobody_reads_the_handler(handler):
+    """Memory is bounded also where responses are kept and no report is ever asked for."""
+    engine = engine_of(SpeakingLLM(reported=METRICS), streaming=True)
+    kept = [engine.query("?") for _ in range(20)]
+    assert all(answer_of(response) for response in kept)
+    engine_of(SpeakingLLM(reported=METRICS)).query("?")
+    assert not handler._streams._streams
 
 
 def test_run_ends_when_its_retriever_raises(handler):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import pickle
+import threading
 
 import numpy as np
 import pytest
@@ -55,6 +57,20 @@ async def test_texts_are_embedded_in_batches_when_there_are_many(asked):
     embedding.get_text_embedding_batch([CAT, DOG, FISH])
     await embedding.aget_text_embedding_batch([CAT, DOG, FISH])
     assert sorted(map(len, asked)) == [1, 1, 2, 2]
+
+
+@pytest.mark.parametrize("way", ["aget_query_embedding", "aget_text_embedding"])
+async def test_loop_goes_on_when_a_text_is_embedded(monkeypatch, way):
+    """Pitfall 28, of embeddings: this one waits for something that only the loop can do."""
+    loop, has_run = asyncio.get_running_loop(), threading.Event()
+
+    def embed(texts):
+        loop.call_soon_threadsafe(has_run.set)
+        assert has_run.wait(30)
+        return embed_words(texts)
+
+    monkeypatch.setattr(module, "default_embedder", lambda *, device: embed)
+    assert len(await getattr(PcRagEmbedding(), way)(CAT)) == DIM
 
 
 async def test_nothing_is_embedded_when_there_is_no_text(asked):

@@ -14,7 +14,9 @@ from llama_index.llms.pc_rag import (
     PcRagLLM,
     TTFTEventHandler,
 )
+from pydantic import BaseModel
 
+from pc_rag.errors import GenerationError
 from pc_rag.metrics import Outcome
 from pc_rag.types import MissReason
 from tests.support.corpora import CAT, DOG, TEXTS, opened
@@ -113,6 +115,26 @@ def test_reasons_are_named_when_reuse_is_off(corpus, handlers):
     engine_of(llm, nodes_of(CAT, DOG)).query("?")
     assert {each.miss_reason for each in hits.last_run.documents} == {MissReason.REUSE_OFF}
     assert "reuse-off: the request asked for the uncached arm" in hits.report()
+
+
+class Place(BaseModel):
+    """Longer than the few tokens that a call may take."""
+
+    name: str
+    is_city: bool
+
+
+def test_hits_are_counted_when_only_the_parser_behind_the_model_fails(llm, handlers, corpus):
+    """The request ended well, in the engine's sums too; the call around it failed."""
+    hits, _ = handlers
+    engine = engine_of(llm.as_structured_llm(Place), nodes_of(CAT))
+    with pytest.raises(GenerationError, match="does not fit Place"):
+        engine.query("?")
+    told, counted = hits.snapshot().total, corpus.engine.stats.snapshot().total
+    assert hits.calls[CallOutcome.FAILED] == sum(hits.calls.values()) == 1
+    assert told.requests == counted.requests
+    assert told.module_hits == counted.module_hits
+    assert fates(hits.last_run) == {"The": DocumentOutcome.HIT}
 
 
 def test_node_is_partial_when_compact_split_it(llm, handlers, corpus):

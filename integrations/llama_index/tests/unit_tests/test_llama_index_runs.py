@@ -101,6 +101,28 @@ def test_innermost_stream_is_found_when_streams_are_pulled_inside_each_other():
     assert streams.take_ended() == ["inner"]
 
 
+def test_runs_end_when_another_stream_takes_the_place_of_theirs_in_memory():
+    """Streams are known by the address of their frame, which Python uses again."""
+    streams, num_streams = OpenStreams(), 50
+    for index in range(num_streams):
+        assert streams.add(str(index), (letter for letter in "ab"))  # collected at once
+    assert sorted(streams.take_ended(), key=int) == [str(index) for index in range(num_streams)]
+    assert streams.take_ended() == []
+
+
+def test_open_streams_are_looked_at_seldom_when_there_are_very_many():
+    """A handler that keeps every response costs a query no more for it."""
+    streams = OpenStreams()
+    kept = [(letter for letter in "ab") for _ in range(800)]
+    for index, stream in enumerate(kept):
+        streams.add(str(index), stream)
+    assert sum(streams.is_due() for _ in range(1000)) == 10
+    del stream
+    kept.clear()
+    assert len(streams.take_ended()) == 800
+    assert all(streams.is_due() for _ in range(10))
+
+
 def test_inner_call_stands_for_the_outer_when_three_nest():
     """A call that asks a call that asks a call is one, until it ends."""
     calls = OpenCalls()

@@ -115,6 +115,25 @@ async def test_everything_comes_back_when_the_consumer_leaves(spied, stream_way,
         assert text_of(await ask(llm, stream_way, "Hi")) == "next"
 
 
+async def test_event_is_told_late_when_the_collector_ends_a_stream(spied, stream_way):
+    """Inside a cycle the collector may not take locks: the next request does and tells it."""
+    llm, engine, store = spied
+    with heard() as events, scripted(engine, "a" * 100):
+        stream, _ = await first_piece(llm, stream_way, CAT)
+        cycle = [stream]
+        cycle.append(cycle)
+        del stream, cycle
+        gc.collect()
+        for _ in range(5):
+            await asyncio.sleep(0)
+        await ask(llm, stream_way, "Hi")
+    (left, whole) = events.of("PromptCacheEvent")
+    assert left.finish_reason == "cancelled" != whole.finish_reason
+    assert left.request_metrics.modules
+    assert left.span_id == events.events[0].span_id != whole.span_id
+    assert store.num_leased == 0
+
+
 async def test_nothing_is_computed_when_a_stream_is_never_pulled(llm, corpus, stream_way):
     """The prefill starts at the first piece."""
     stream = call(llm, stream_way, "Hi")

@@ -14,7 +14,9 @@ class PromptCacheEvent(BaseEvent):
     """A model call ended: what its prompt found in the cache.
 
     One for every call, also where the consumer of a stream left early; it carries the span of the
-    call, and comes before LlamaIndex's own end event. A call that failed has none.
+    call, and comes before LlamaIndex's own end event; late only of a stream that was left while a
+    thread computed, or that the garbage collector closed inside a cycle: then with the engine's
+    next request. A call that failed has none.
 
     Attributes:
         model_name: What the model is called.

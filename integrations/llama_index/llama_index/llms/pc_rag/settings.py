@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from llama_index.core.base.llms.generic_utils import messages_to_prompt
 from llama_index.core.indices.prompt_helper import PromptHelper
@@ -20,18 +19,11 @@ from pc_rag.errors import ConfigError
 from pc_rag.model.builtin import DEFAULT_MODEL
 from pc_rag.model.conversation import ChatMessage as PcRagMessage
 from pc_rag.model.sampling import GenerationConfig
-from pc_rag.serving import CallDefaults, Host, HostSettings, OwnHold
-from pc_rag.serving.options import ALIASES, GENERATION_SETTINGS, check_lent, is_no_op
+from pc_rag.serving import ModelObject, OwnHold, translated
 from pc_rag.types import Role
 
-if TYPE_CHECKING:
-    from concurrent.futures import Future
 
-_OPENED_WITH = ("store", "engine_config", "dtype", "device", "chat_template")
-"""Settings that a model is opened with; a lent engine or corpus has its own."""
-
-
-class PcRagSettings(FunctionCallingLLM, CustomLLM):
+class PcRagSettings(ModelObject, FunctionCallingLLM, CustomLLM):
     """Fields of the model, and what is opened by them.
 
     The model is loaded at the first call. Objects of equal settings share it with its corpus, and
@@ -115,36 +107,13 @@ class PcRagSettings(FunctionCallingLLM, CustomLLM):
     @classmethod
     def _translate(cls, given: Any) -> Any:
         """Take what other models' constructors call the same, and what changes nothing."""
-        if not isinstance(given, dict):
-            return given
-        values = {ALIASES.get(k, k): v for k, v in given.items() if not is_no_op(k, v)}
-        if isinstance(values.get("stop"), str):
-            values["stop"] = [values["stop"]]
-        for name in ("model", "store"):
-            if isinstance(values.get(name), Path):
-                values[name] = str(values[name])
-            if values.get(name) == "":
-                raise ConfigError(f"{cls.__name__}: {name} is empty; name one, or leave it out")
-        return values
+        return translated(cls.__name__, given) if isinstance(given, dict) else given
 
     @model_validator(mode="after")
     def _check_settings(self) -> Self:
         """Refuse at once what would be refused at the first call."""
-        lent = [name for name in ("corpus", "engine") if getattr(self, name) is not None]
-        own = [name for name in _OPENED_WITH if self._is_changed(name)]
-        check_lent(type(self).__name__, lent=lent, own=own)
-        if lent:
-            name = self.host.model_name
-            if self._is_changed("model") and self.model != name:
-                raise ConfigError(
-                    f"{type(self).__name__}: model {self.model!r} is not the model that was given, "
-                    f"{name!r}; leave one of them out"
-                )
-            object.__setattr__(self, "model", name)
-        else:
-            _ = self.host  # loads nothing; another's ``close`` leaves it to this object from now on
         self._check_formatters()
-        _ = self._defaults
+        self._check_model()
         return self
 
     def _check_formatters(self) -> None:
@@ -171,62 +140,6 @@ class PcRagSettings(FunctionCallingLLM, CustomLLM):
         """Whether a setting is not the default; copies are made by giving every field."""
         default = type(self).model_fields[name].get_default(call_default_factory=True)
         return bool(getattr(self, name) != default)
-
-    def _settings(self) -> HostSettings:
-        if self._default_config is None:
-            self._default_config = EngineConfig.load()
-        return HostSettings(
-            model=self.model,
-            store=self.store,
-            dtype=self.dtype,
-            device=self.device,
-            chat_template=self.chat_template,
-            config=self.engine_config or self._default_config,
-        )
-
-    @property
-    def _defaults(self) -> CallDefaults:
-        """What holds for every call."""
-        own = {name: getattr(self, name) for name in GENERATION_SETTINGS}
-        return CallDefaults(
-            generation={**own, "stop": self.stop},
-            template=self.template,
-            reuse=self.reuse,
-            learn_prefix=self.learn_prefix,
-            timeout_seconds=self.timeout,
-        )
-
-    @property
-    def host(self) -> Host:
-        """The model with its corpus; opened when it is first asked for something."""
-        self._held = OwnHold.renewed(
-            self._held, self, self.corpus or self.engine or self._settings()
-        )
-        return self._held.hold.host
-
-    @property
-    def prefix_learning(self) -> Future[int] | None:
-        """The encoding that ``learn_prefix`` began last: its result is the number of chunks."""
-        return self.host.learning
-
-    def open_corpus(self) -> Corpus:
-        """The corpus whose chunks are recognised in prompts; loads the model at the first call."""
-        return self.host.corpus
-
-    def close(self) -> None:
-        """Release model, corpus and store; a later call opens them again.
-
-        They are closed once no other object of equal settings uses them. What was lent stays open.
-        """
-        held, self._held = self._held, None
-        if held is not None:
-            held.release(self)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     @property
     def metadata(self) -> LLMMetadata:
@@ -312,11 +225,7 @@ class PcRagSettings(FunctionCallingLLM, CustomLLM):
         Raises:
             ConfigError: A corpus or engine was lent, which no other process can have.
         """
-        if self.corpus is not None or self.engine is not None:
-            raise ConfigError(
-                f"a {type(self).__name__} with a lent corpus or engine cannot be pickled; build it "
-                "from a model name and a store"
-            )
+        self._check_picklable()
         fields = {name: getattr(self, name) for name in type(self).model_fields}
         default = {
             "callback_manager",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import aclosing, contextmanager, suppress
+from contextlib import aclosing, contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from llama_index.core.instrumentation.span import active_span_id
@@ -33,8 +33,8 @@ async def arun(begin: Callable[[], ReplyStream]) -> Reply:
     """As ``run``, from the call's beginning; does not hold the event loop."""
     span_id = active_span_id.get()
     stream = await begun(begin)
-    with _telling(stream, span_id) as left:
-        async with aclosing(texts(stream, on_left=left)) as pieces:
+    with _telling(stream, span_id):
+        async with aclosing(texts(stream)) as pieces:
             async for _ in pieces:
                 pass
     return stream.reply
@@ -79,8 +79,8 @@ def apieces_of(
     async def pieces() -> AsyncGenerator[_T, None]:
         so_far = ""
         stream = await begun(begin)
-        with _telling(stream, span_id) as left:
-            async with aclosing(texts(stream, on_left=left)) as generated:
+        with _telling(stream, span_id):
+            async with aclosing(texts(stream)) as generated:
                 async for text in generated:
                     so_far += text
                     yield piece(so_far, text)
@@ -155,27 +155,15 @@ async def _aclosing_both(
 
 
 @contextmanager
-def _telling(stream: ReplyStream, span_id: str | None) -> Iterator[Callable[[], None]]:
-    """Close a stream, and tell what it found in the cache unless it failed.
-
-    Yields:
-        Tells it of a stream that was left while a thread computed, for when the thread is done.
-    """
-    has_told = False
+def _telling(stream: ReplyStream, span_id: str | None) -> Iterator[None]:
+    """Close a stream, and tell what it found in the cache unless it failed."""
 
     def tell() -> None:
-        nonlocal has_told
-        if not has_told:
-            _tell(stream.reply, span_id)
-            has_told = True
-
-    def left() -> None:
-        with suppress(GenerationError):  # it failed, or the thread is not done yet
-            tell()
+        _tell(stream.reply, span_id)
 
     try:
         with stream:
-            yield left
+            yield
     except (ValueError, TypeError) as error:  # LlamaIndex would answer "Empty Response"
         raise GenerationError(
             f"the model failed: {type(error).__name__}: {error}; its traceback stands above"
@@ -183,7 +171,8 @@ def _telling(stream: ReplyStream, span_id: str | None) -> Iterator[Callable[[], 
     except Exception:
         raise
     except BaseException:  # the consumer left, or its task was cancelled
-        left()
+        # At once, save where a thread computes still, or the garbage collector closed the stream.
+        stream.when_completed(tell)
         raise
     tell()
 

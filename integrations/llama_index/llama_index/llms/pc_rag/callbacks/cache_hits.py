@@ -192,7 +192,8 @@ class CacheHitEventHandler(CallEventHandler):
     def _fail_call(self, key: CallKey, state: Any, *, is_cancelled: bool) -> None:
         call: _Call = state
         if not is_cancelled:
-            self._runs.end_call(key, CallOutcome.FAILED)
+            # With metrics where only what came behind the model failed, such as a parser.
+            self._runs.end_call(key, CallOutcome.FAILED, *call.metrics)
             return
         # The last piece comes behind the metrics: its consumer may leave with everything told.
         finish = [each.finish_reason for each in call.metrics]

@@ -73,7 +73,8 @@ class CallEventHandler(SpanEventHandler):
 
     @override
     def end_span(self, span_id: str, result: object = None) -> None:
-        self._followed.settle()
+        if self._streams.is_due():
+            self._followed.settle()
         if not self._streams.add(span_id, result):
             self._followed.end_run(span_id)
 

@@ -36,8 +36,9 @@ class PromptCacheCallbackHandler(CacheHitRuns, BaseCallbackHandler):
 
     Metrics are read from ``raw["pc_rag"]`` of the response. A stream whose consumer left has none
     there: it is one cancelled request, whatever it had shown. A model whose ``chat`` asks its own
-    ``complete``, as LlamaIndex's ``CustomLLM`` does, sends two events and counts as two calls;
-    ours does not. Use one handler for one kind of manager: each event counts where it is heard.
+    ``complete``, as LlamaIndex's ``CustomLLM`` does, sends two events and counts as two calls, and
+    so does ``as_structured_llm`` of any model; ours alone does not. Use one handler for one kind
+    of manager: each event counts where it is heard.
 
     Args:
         max_runs: Latest finished runs whose reports are kept.
@@ -112,7 +113,8 @@ class PromptCacheCallbackHandler(CacheHitRuns, BaseCallbackHandler):
             nodes = payload.get(EventPayload.NODES)
             if nodes is not None:
                 self.add_retrieved(event_id, found_documents(nodes))
-        self.settle()
+        if self._streams.is_due():
+            self.settle()
         if not self._streams.add(event_id, payload.get(EventPayload.RESPONSE)):
             self.end_run(event_id)
 

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 _Generator: TypeAlias = "GeneratorType[Any, Any, Any] | AsyncGeneratorType[Any, Any]"
 
 _MAX_STREAMS = 4096
+_STREAMS_PER_END = 8
+"""Streams that are looked at for each run that ends, on average."""
 
 
 def _generator_of(result: object) -> _Generator | None:
@@ -61,6 +63,8 @@ class OpenStreams:
     def __init__(self) -> None:
         self._lock = threading.RLock()  # reentrant, and no other lock inside: see OpenCalls
         self._streams: dict[int, _Stream] = {}
+        self._ended: list[str] = []
+        self._num_ends = 0
 
     def add(self, run_id: str, result: object) -> bool:
         """A run ended; whether with a stream that is still to be read."""
@@ -71,10 +75,25 @@ class OpenStreams:
         with self._lock:
             known = self._streams.get(id(frame))
             if known is None or known.frame is not frame:
-                if len(self._streams) >= _MAX_STREAMS:
+                if known is not None:  # it ended, and its frame's place in memory is another's
+                    self._ended += known.run_ids
+                elif len(self._streams) >= _MAX_STREAMS:
                     return False
                 self._streams[id(frame)] = known = _Stream(weakref.ref(generator))
             known.run_ids.append(run_id)
+            return True
+
+    def is_due(self) -> bool:
+        """Whether it pays to ask for those that ended; to be asked whenever a run ends.
+
+        Asking looks at every stream, and somebody may keep thousands that nobody reads, as handlers
+        do that keep every response: so the more there are, the more seldom.
+        """
+        with self._lock:
+            self._num_ends += 1
+            if self._num_ends * _STREAMS_PER_END < len(self._streams):
+                return False
+            self._num_ends = 0
             return True
 
     def pulled(self) -> str | None:
@@ -106,4 +125,5 @@ class OpenStreams:
         """Runs whose streams were read to their end, failed, were closed or thrown away; once."""
         with self._lock:
             ended = [key for key, stream in self._streams.items() if stream.frame is None]
-            return [run_id for key in ended for run_id in self._streams.pop(key).run_ids]
+            run_ids, self._ended = self._ended, []
+            return run_ids + [each for key in ended for each in self._streams.pop(key).run_ids]
