@@ -78,7 +78,7 @@ def test_duration_has_its_unit(seconds, text):
 
 def test_saving_is_unknown_when_no_request_knows_it():
     """Unknown is told from nothing recorded, and from a sum."""
-    assert "prefill rate" in savings_text(0.0, num_unknown=2, num_known=0)
+    assert "no plain prefill was timed" in savings_text(0.0, num_unknown=2, num_known=0)
     assert savings_text(0.0, num_unknown=0, num_known=0) == "-"
     assert savings_text(2.0, num_unknown=0, num_known=1) == "about 2.00 s"
 
