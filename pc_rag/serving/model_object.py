@@ -36,9 +36,19 @@ def translated(owner: str, given: Mapping[str, Any]) -> dict[str, Any]:
         given: Names and values; what changes nothing is left out. Not modified.
 
     Raises:
-        ConfigError: A model or store without a name.
+        ConfigError: A model or store without a name, or one setting under two names.
     """
-    values = {ALIASES.get(k, k): v for k, v in given.items() if not is_no_op(k, v)}
+    values: dict[str, Any] = {}
+    for given_name, value in given.items():
+        name = ALIASES.get(given_name, given_name)
+        if is_no_op(given_name, value):
+            continue
+        if name in values and values[name] != value:
+            raise ConfigError(
+                f"{owner}: {name} is given twice, as {values[name]!r} and, by {given_name}, as {value!r} "
+                "(they are names of one setting); leave one of them out"
+            )
+        values[name] = value
     if isinstance(values.get("stop"), str):
         values["stop"] = [values["stop"]]
     for name in ("model", "store"):

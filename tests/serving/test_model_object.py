@@ -43,6 +43,14 @@ def test_settings_are_ours_when_other_models_name_them():
     assert set(given) == {"model_name", "stop_sequences", "max_new_tokens", "n"}
 
 
+@pytest.mark.parametrize("order", [("model", "model_name"), ("model_name", "model")])
+def test_setting_is_refused_when_two_names_of_it_differ(order):
+    """Neither is dropped in silence; twice the same is no contradiction."""
+    with pytest.raises(ConfigError, match=r"model is given twice.*leave one of them out"):
+        translated("Plain", dict(zip(order, ("a", "b"), strict=True)))
+    assert translated("Plain", dict.fromkeys(order, "a")) == {"model": "a"}
+
+
 @pytest.mark.parametrize("name", ["model", "store"])
 def test_name_is_refused_when_it_is_empty(name):
     """An empty path would be the working folder."""

@@ -89,14 +89,7 @@ class PcRagSettings(ModelObject, FunctionCallingLLM, CustomLLM):
         try:
             super().__init__(**settings)
         except ValidationError as error:  # a ValueError, which LlamaIndex swallows
-            faults = [
-                f"{'.'.join(map(str, fault['loc'])) or 'settings'}: {fault['msg']}"
-                for fault in error.errors(include_url=False, include_input=False)
-            ]
-            raise ConfigError(
-                f"{type(self).__name__}: {'; '.join(faults)}. Known settings: "
-                f"{', '.join(sorted(type(self).model_fields))}"
-            ) from error
+            raise ConfigError(_explained(error, type(self))) from error
 
     @classmethod
     def class_name(cls) -> str:
@@ -237,3 +230,16 @@ class PcRagSettings(ModelObject, FunctionCallingLLM, CustomLLM):
             "__dict__": {name: value for name, value in fields.items() if name not in default},
             "__pydantic_private__": None,
         }
+
+
+def _explained(error: ValidationError, kind: type[PcRagSettings]) -> str:
+    """What is wrong with the settings of a model, and what is known where a name is not."""
+    faults = error.errors(include_url=False)
+    told = [
+        f"{'.'.join(map(str, fault['loc'])) or 'settings'} is {fault['input']!r:.60}: "
+        f"{fault['msg'][:1].lower()}{fault['msg'][1:]}"
+        for fault in faults
+    ]
+    unknown = any(fault["type"] == "extra_forbidden" for fault in faults)
+    known = f". Known settings: {', '.join(sorted(kind.model_fields))}" if unknown else ""
+    return f"{kind.__name__}: {'; '.join(told)}{known}"
