@@ -24,8 +24,8 @@ REASONS: Final[Mapping[MissReason, str]] = {
 """What each reason means; a reason that is not here speaks for itself."""
 
 NOTHING_TO_HIT: Final = (
-    "no module stood in any prompt: nothing of it was encoded at ingestion, or its texts were changed "
-    "before they came into the prompt"
+    "no module stood in any prompt: nothing of it was encoded at ingestion, or its texts were "
+    "changed before they came into the prompt"
 )
 """Said instead of a hit rate where there was nothing to hit."""
 
