@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from dataclasses import dataclass, field, replace
 from threading import Lock
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from pc_rag.corpus.documents import Document, document_id
 from pc_rag.corpus.prefixes import chunk_recipe
@@ -17,10 +18,18 @@ if TYPE_CHECKING:
 
     from pc_rag.corpus.catalog import Catalog
     from pc_rag.corpus.catalog.records import DocumentRecord
+    from pc_rag.corpus.ingest import OnProgress
     from pc_rag.corpus.prefixes import CorpusPrefix
     from pc_rag.engine import PromptCache
 
-    Add = Callable[[Iterable[Document]], IngestReport]
+    class Add(Protocol):
+        """``Corpus.add``."""
+
+        def __call__(
+            self, documents: Iterable[Document], *, on_progress: OnProgress | None = None
+        ) -> IngestReport:
+            """See there."""
+
 
 _RESTORED = "restored:"
 """Begins the names of settings: which storage all entries of some documents were last in."""
@@ -91,7 +100,9 @@ class Upkeep:
         """The texts of a document's chunks, in its order; none where there is no such document."""
         return tuple(chunk.text for chunk in self._catalog.chunks_of(document_id))
 
-    def ensure(self, documents: Iterable[Document]) -> IngestReport:
+    def ensure(
+        self, documents: Iterable[Document], *, on_progress: OnProgress | None = None
+    ) -> IngestReport:
         """Make sure that chunks are there with their entries, now, and drop nothing.
 
         Encodes what was deleted or evicted, and takes parts of documents: chunks that a known
@@ -99,12 +110,15 @@ class Upkeep:
 
         Args:
             documents: Made with ``Document.of_chunks``, each id once.
+            on_progress: Called after every encoded chunk.
 
         Raises:
             IngestError: A document has no chunks of its own; and all that ``Corpus.add`` raises.
         """
         with self._lock:
-            return self._add([self._beside_known(document) for document in documents])
+            # One by one, as late as can be: a version that another thread publishes meanwhile
+            # would be replaced by the one that was read before.
+            return self._add(map(self._beside_known, documents), on_progress=on_progress)
 
     def restore(self, where: Mapping[str, str] | None = None) -> IngestReport:
         """Encode what went with the store: every missing entry of the documents.
@@ -197,8 +211,9 @@ class Upkeep:
         if record is None:
             return document
         known = self.chunk_texts(id_)
-        lacking = [text for text in dict.fromkeys(document.chunks) if text not in set(known)]
-        has_all = set(known) <= set(document.chunks)
+        num_known = Counter(known)
+        lacking = [text for text in dict.fromkeys(document.chunks) if text not in num_known]
+        has_all = num_known <= Counter(document.chunks)
         return Document.of_chunks(
             document.chunks if has_all else [*known, *lacking],
             id=id_,

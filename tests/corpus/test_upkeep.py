@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 
-from pc_rag.corpus import Catalog, Corpus, Document, IngestReport, PromptFormat
+from pc_rag.corpus import Catalog, Corpus, Document, IngestReport, PromptFormat, publishing
 from pc_rag.errors import IngestError, StoreIOError
 from pc_rag.kv.memory_tier import MemoryTier
 from tests.support.corpora import (
@@ -54,6 +54,24 @@ def test_unknown_chunks_come_behind_known_ones_when_they_are_ensured(corpus):
     assert corpus.upkeep.chunk_texts("d") == (FISH, DOG, CAT)
     again = corpus.upkeep.ensure([given(DOG)])
     assert (again.num_encoded, again.num_unchanged) == (0, 1)
+
+
+def test_repeated_chunks_stay_when_the_others_are_ensured(corpus):
+    """A document may hold a text twice; given once, it is not whole."""
+    corpus.add([given(CAT, DOG, CAT)])
+    assert corpus.upkeep.ensure([given(CAT, DOG)]).num_unchanged == 1
+    assert corpus.upkeep.chunk_texts("d") == (CAT, DOG, CAT)
+
+
+def test_newer_version_stays_when_it_comes_while_others_are_ensured(corpus, monkeypatch):
+    """Documents are read one by one, so that a long work does not undo what came meanwhile."""
+    monkeypatch.setattr(publishing, "_WINDOW_TOKENS", 1)
+    corpus.add([given(DOG, id="e")])
+    corpus.upkeep.ensure(
+        [given(CAT), given(DOG, id="e")],
+        on_progress=lambda _: corpus.add([given(FISH, id="e")]),
+    )
+    assert corpus.upkeep.chunk_texts("e") == (FISH, DOG)
 
 
 def test_missing_entries_are_encoded_when_they_are_ensured(corpus):

@@ -280,6 +280,16 @@ def test_progress_is_shown_when_it_is_asked_for(held, capsys):
     assert "100%" in shown.err
 
 
+def test_progress_is_shown_when_nodes_are_ensured_with_it(held, capsys):
+    """For the call, or for all calls of the encoder; not otherwise."""
+    held.encoder.ensure_encoded([node(CAT)])
+    assert "Encoding" not in capsys.readouterr().err
+    held.encoder.ensure_encoded([node(DOG)], show_progress=True)
+    assert "100%" in capsys.readouterr().err
+    PromptCacheEncoder(corpus=held.corpus, show_progress=True).ensure_encoded([node(FISH)])
+    assert "100%" in capsys.readouterr().err
+
+
 # -- in an index ----------------------------------------------------------------------------------
 
 

@@ -158,6 +158,14 @@ def test_documents_stay_when_the_docstore_keeps_only_their_hashes(corpus, encode
     assert (report.removed, report.num_kept) == ((), 3)
 
 
+def test_documents_stay_when_two_have_one_hash_and_no_text(corpus, encoder):
+    """A docstore lists one of them; it is asked for the other by name."""
+    run = pipeline(encoder, "upserts")
+    run.run(documents=documents(a=CAT, b=CAT, c=DOG), store_doc_text=False)
+    assert encoder.reconcile(run.docstore).removed == ()
+    assert ids(corpus) == ["ns/a", "ns/b", "ns/c"]
+
+
 def test_document_is_named_when_the_corpus_lost_it(corpus, encoder):
     """Pitfall 42: the pipeline knows it and would not run it again; its chunks are not at hand."""
     run = pipeline(encoder)
