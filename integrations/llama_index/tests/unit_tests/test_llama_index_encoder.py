@@ -14,12 +14,13 @@ from llama_index.core.ingestion import IngestionPipeline
 from llama_index.core.schema import (
     ImageNode,
     MetadataMode,
+    NodeWithScore,
     TextNode,
 )
 from llama_index.llms.pc_rag import PcRagLLM, PromptCacheEncoder
 
 from pc_rag.corpus import chunk_id_of
-from pc_rag.errors import ConfigError, LayoutError, StoreIOError
+from pc_rag.errors import ConfigError, IngestError, LayoutError, StoreIOError
 from tests.support.corpora import (
     CAT,
     DOG,
@@ -200,6 +201,12 @@ def test_nothing_is_dropped_when_nodes_are_ensured(held):
     assert held.chunks("new") == ("New.",)
     assert held.encoder.ensure_encoded([node(DOG), node(FISH)]).num_encoded == 0
     assert held.chunks("d") == (CAT, DOG, FISH)
+
+
+def test_what_a_retriever_found_is_refused_when_nodes_are_ensured(held):
+    """Nodes stand within it; what to pass is told."""
+    with pytest.raises(IngestError, match=r"NodeWithScore.*each\.node"):
+        held.encoder.ensure_encoded([NodeWithScore(node=node(CAT))])
 
 
 # -- async, copies, processes -------------------------------------------------------------------

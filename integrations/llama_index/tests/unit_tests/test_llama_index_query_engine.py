@@ -28,7 +28,7 @@ from llama_index.llms.pc_rag import (
     PromptCacheQueryEngine,
 )
 from llama_index.llms.pc_rag.query_engine import nodes_of
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, ValidationError
 
 from pc_rag.corpus import Corpus, IngestReport
 from pc_rag.errors import ConfigError, LayoutError, StoreError
@@ -253,6 +253,8 @@ def test_an_encoder_is_refused_when_its_corpus_is_not_the_models(llm):
         encoder = PromptCacheEncoder(corpus=other)
         with pytest.raises(ConfigError, match="encoder's corpus"):
             PromptCacheQueryEngine.from_index(vector_index(), llm=llm, encoder=encoder)
+    with pytest.raises(ConfigError, match="encoder is a Corpus"):
+        PromptCacheQueryEngine.from_index(vector_index(), llm=llm, encoder=llm.corpus)
 
 
 async def test_answers_equal_the_drop_ins_when_both_are_asked(llm):
@@ -357,6 +359,24 @@ def test_the_prefetch_encodes_what_is_missing_when_it_is_told_so(counted):
         assert counted.num_encoded == 2
 
 
+@pytest.mark.parametrize("is_async", [False, True])
+async def test_the_query_is_answered_when_the_store_fails_at_what_it_found(counted, llm, is_async):
+    """As without the prefetch: what cannot be stored is computed in the prompt, and told."""
+    nodes = text_nodes(CAT, DOG)
+    engine = PromptCacheQueryEngine.from_retriever(ListRetriever(nodes), llm=llm)
+    counted.entries.broken.add("put")
+    assert await hits_of(engine, is_async=is_async) == []
+    counted.entries.broken.clear()
+    assert await hits_of(engine, is_async=is_async) == labels_of(nodes)
+
+
+def test_nodes_pass_the_prefetch_when_one_is_too_long_for_any_prompt(counted):
+    """Who builds the prompt may split it, or says so better."""
+    given = scored(text_nodes("word " * 500, CAT))
+    prefetch = PromptCachePrefetch(corpus=counted.corpus, encode_missing=True)
+    assert prefetch.postprocess_nodes(given) == given
+
+
 def test_the_prefetch_says_so_when_its_corpus_is_closed(counted):
     """Not silently cold."""
     prefetch = PromptCachePrefetch(corpus=counted.corpus)
@@ -371,6 +391,12 @@ def test_the_prefetch_is_refused_when_its_source_is_not_one(counted, llm, has_bo
     given = {"llm": llm, "corpus": counted.corpus} if has_both else {}
     with pytest.raises(ConfigError, match="either llm"):
         PromptCachePrefetch(**given)
+
+
+def test_the_prefetch_is_refused_when_a_setting_is_misspelt(counted):
+    """Not ignored: nothing would be encoded, and nobody told."""
+    with pytest.raises(ValidationError, match="encode_mising"):
+        PromptCachePrefetch(corpus=counted.corpus, encode_mising=True)
 
 
 async def test_nodes_that_ingestion_encoded_are_not_encoded_again_when_an_engine_is_made(

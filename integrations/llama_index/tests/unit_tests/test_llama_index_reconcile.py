@@ -222,6 +222,16 @@ def test_nothing_is_removed_when_the_docstore_is_empty(corpus, encoder, index):
     assert encoder.reconcile(SimpleDocumentStore()).removed == ()
 
 
+def test_nothing_is_removed_when_something_else_than_a_docstore_is_given(corpus, encoder, index):
+    """An index or its vector store, say: what of it is wanted is told."""
+    for given in (index, index.vector_store, None):
+        with pytest.raises(IngestError, match=r"got a \w+; pass a docstore"):
+            encoder.reconcile(given)
+    with pytest.raises(IngestError, match="pass nodes"):
+        encoder.reconcile(["a"])
+    assert len(ids(corpus)) == 3
+
+
 def test_nothing_is_removed_when_encoding_fails():
     """What is encoded comes first; the next call does both."""
     store = SpyStore()

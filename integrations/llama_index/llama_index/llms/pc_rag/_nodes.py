@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from llama_index.core.schema import BaseNode, MetadataMode
 from llama_index.core.schema import Document as SourceDocument
-from llama_index.core.schema import MetadataMode
 from llama_index.core.storage.docstore.types import BaseDocumentStore
+from pydantic import BaseModel
 
 from pc_rag.corpus import Document
+from pc_rag.errors import IngestError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-    from llama_index.core.schema import BaseNode
+    from collections.abc import Mapping
 
 _OWNER = "llama_index"
 
@@ -47,9 +48,17 @@ def documents_of(
         nodes: Not modified.
         mode: Which metadata a chunk's header holds.
         namespace: Put before ids.
+
+    Raises:
+        IngestError: Something else than nodes.
     """
     by_source: dict[str, list[BaseNode]] = {}
     for node in nodes:
+        if not isinstance(node, BaseNode):
+            raise IngestError(
+                f"nodes: got a {type(node).__name__}; pass nodes, of what a retriever found "
+                "[each.node for each in found]"
+            )
         by_source.setdefault(source_id_of(node), []).append(node)
     return [
         Document.of_chunks(
@@ -80,9 +89,17 @@ def wanted_of(
         encoded: Ids in the docstore of what the corpus has now.
         mode: As for ``documents_of``.
         namespace: Likewise.
+
+    Raises:
+        IngestError: It is none of both.
     """
     if isinstance(held, BaseDocumentStore):
         return _wanted_of_docstore(held, encoded, mode, namespace)
+    if not isinstance(held, Iterable) or isinstance(held, BaseModel):  # those iterate over fields
+        raise IngestError(
+            f"docstore: got a {type(held).__name__}; pass a docstore, such as index.docstore, or "
+            "a list of nodes, such as index.vector_store.get_nodes()"
+        )
     documents = documents_of(held, mode=mode, namespace=namespace)
     return {document.id or "": document for document in documents}
 

@@ -111,6 +111,7 @@ class PromptCacheEncoder(TransformComponent):
             ``nodes``.
 
         Raises:
+            IngestError: Something else than nodes.
             LayoutError: A node is longer than any prompt can hold; nothing was encoded.
             StoreIOError: The store's medium failed; documents that were complete are there.
         """
@@ -145,6 +146,7 @@ class PromptCacheEncoder(TransformComponent):
             it dropped (``num_dropped``, ``num_evicted``).
 
         Raises:
+            IngestError: Something else than nodes.
             LayoutError: A node is longer than any prompt can hold.
             StoreIOError: The store's medium failed.
         """
@@ -175,7 +177,7 @@ class PromptCacheEncoder(TransformComponent):
             their nodes through the transformation again.
 
         Raises:
-            IngestError: The docstore is empty and the corpus is not.
+            IngestError: The docstore is empty and the corpus is not, or it is no docstore.
             StoreIOError: The store's medium failed; nothing was removed.
         """
         upkeep, where = self.open_corpus().upkeep, owner_of(self.namespace)

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Self
 
 from llama_index.core.postprocessor.types import BaseNodePostprocessor
 from llama_index.llms.pc_rag._nodes import chunk_text_of
 from llama_index.llms.pc_rag.base import PcRagLLM
 from llama_index.llms.pc_rag.encoder import PromptCacheEncoder
-from pydantic import Field, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
 from pc_rag.corpus import Corpus
-from pc_rag.errors import ConfigError
+from pc_rag.errors import ConfigError, LayoutError, StoreIOError
 
 if TYPE_CHECKING:
     from llama_index.core.schema import NodeWithScore, QueryBundle
@@ -21,11 +22,15 @@ class PromptCachePrefetch(BaseNodePostprocessor):
     """Brings what was retrieved near the model, in the background; nodes pass unchanged.
 
     Put it behind the postprocessors that drop, reorder or rewrite nodes. The query does not wait,
-    and what the corpus does not know is left alone, unless ``encode_missing`` is set.
+    and what the corpus does not know is left alone, unless ``encode_missing`` is set. Nodes that
+    cannot be encoded, for their length or because the store's medium fails, are computed in the
+    prompt.
 
     Raises:
         ConfigError: Not exactly one of ``llm``, ``corpus`` and ``encoder`` is given.
     """
+
+    model_config = ConfigDict(arbitrary_types_allowed=True, extra="forbid")
 
     llm: PcRagLLM | None = Field(default=None, exclude=True, repr=False)
     """The model that answers; its corpus is used."""
@@ -64,6 +69,7 @@ class PromptCachePrefetch(BaseNodePostprocessor):
             pairs = zip(nodes, texts, strict=True)
             missing = [each.node for each, text in pairs if text and not corpus.holds(text)]
             if missing:
-                encoder.ensure_encoded(missing)
+                with suppress(LayoutError, StoreIOError):  # the prompt computes them, and tells
+                    encoder.ensure_encoded(missing)
         corpus.warm(texts)
         return nodes

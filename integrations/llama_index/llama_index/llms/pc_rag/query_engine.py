@@ -174,6 +174,11 @@ def _encoder_of(
 ) -> PromptCacheEncoder:
     if encoder is None:
         return PromptCacheEncoder(llm=llm)
+    if not isinstance(encoder, PromptCacheEncoder):
+        raise ConfigError(
+            f"{owner}: encoder is a {type(encoder).__name__}; give the PromptCacheEncoder of the "
+            "ingestion"
+        )
     if encoder.llm is not llm and encoder.open_corpus() is not llm.open_corpus():
         raise ConfigError(
             f"{owner}: the encoder's corpus is not that of llm, which would find nothing of what "
