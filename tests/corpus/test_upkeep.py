@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import shutil
+import sqlite3
+from contextlib import closing
 
 import pytest
 
 from pc_rag.corpus import Catalog, Corpus, Document, IngestReport, PromptFormat, publishing
+from pc_rag.corpus.catalog.catalog import FILE_NAME
 from pc_rag.errors import IngestError, StoreIOError
 from pc_rag.kv.memory_tier import MemoryTier
 from tests.support.corpora import (
@@ -100,6 +103,23 @@ def test_entries_are_stored_again_when_the_folder_was_deleted_under_the_corpus(t
     with opened(tmp_path, has_retrieval=False) as corpus:
         assert corpus.add([given(CAT, DOG)]).num_encoded == 0
         assert all(use.is_hit for use in chunk_uses(corpus.generate(f"{CAT} {DOG}", SHORT)))
+
+
+def test_catalog_is_not_written_when_nothing_changed(tmp_path):
+    """Thousands of unchanged documents cost no write that has to reach the disk."""
+    with opened(tmp_path, has_retrieval=False) as corpus:
+        corpus.add([given(CAT, DOG)])
+        with closing(sqlite3.connect(tmp_path / "catalog" / FILE_NAME)) as other:
+
+            def version():
+                return other.execute("PRAGMA data_version").fetchone()
+
+            before = version()
+            corpus.add([given(CAT, DOG)])
+            corpus.upkeep.ensure([given(DOG)])
+            assert version() == before
+            corpus.add([given(CAT)])
+            assert version() != before
 
 
 def test_revision_changes_when_documents_do(corpus):
