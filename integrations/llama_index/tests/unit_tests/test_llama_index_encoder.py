@@ -233,6 +233,34 @@ async def test_event_loop_goes_on_when_nodes_are_encoded(held, monkeypatch):
     assert held.chunks("d") == tuple(each.get_content(MetadataMode.LLM) for each in made)
 
 
+async def test_thread_is_waited_for_when_the_task_is_cancelled(held, monkeypatch):
+    """Whoever cancels may close the corpus then."""
+    begun, go_on, done = threading.Event(), threading.Event(), []
+    prepare = held.corpus.prepare
+
+    def wait(documents):
+        begun.set()
+        assert go_on.wait(60)
+        done.append(True)
+        return prepare(documents)
+
+    monkeypatch.setattr(held.corpus, "prepare", wait)
+    running = asyncio.create_task(held.encoder.acall([node(CAT)]))
+    assert await asyncio.to_thread(begun.wait, 60)
+    running.cancel()
+    asyncio.get_running_loop().call_soon(go_on.set)
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert done
+    assert held.chunks("d") == (CAT,)
+
+
+def test_source_is_the_file_when_a_reader_says_it(held):
+    """What metrics and listings of the corpus show."""
+    held.encoder([node(CAT, file_path="/notes/cat.txt"), node(DOG, "e", file_path=3)])
+    assert [each.source for each in held.corpus.documents()] == ["/notes/cat.txt", ""]
+
+
 def test_pipeline_is_refused_when_it_has_several_workers(held):
     """With what to do; a model cannot go to other processes."""
     with pytest.raises(ConfigError, match="num_workers"):

@@ -92,6 +92,7 @@ def test_nodes_are_encoded_again_when_the_folder_was_deleted_under_a_running_pip
     texts = held.chunks("d")
     shutil.rmtree(held.folder / "kv")
     assert held.encodes(lambda: run.run(documents=[document(LONG)])) == len(texts)
+    assert held.encoder.report.num_encoded == len(texts)
     assert DiskTier(held.folder / "kv").stats()[0].num_entries >= len(texts)
 
 

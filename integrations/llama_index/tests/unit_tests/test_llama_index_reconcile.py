@@ -117,6 +117,25 @@ def test_corpus_is_rebuilt_when_it_was_lost_and_the_docstore_has_the_nodes(encod
         assert len(expected) > 1
 
 
+def test_chunks_keep_their_order_when_a_docstore_lists_nodes_in_another(corpus, encoder, index):
+    """A database lists them as it likes."""
+    before = corpus.upkeep.chunk_texts("ns/c")
+    other = SimpleDocumentStore.from_dict(index.docstore.to_dict())
+    data = other._kvstore._collections_mappings
+    name = "docstore/data"
+    data[name] = dict(reversed(data[name].items()))
+    assert encoder.reconcile(other).ingest.num_unchanged == 3
+    assert corpus.upkeep.chunk_texts("ns/c") == before
+
+
+def test_documents_stay_when_the_docstore_knows_their_nodes_without_text(corpus, encoder, index):
+    """It says which documents the nodes are of."""
+    docstore = SimpleDocumentStore()
+    docstore.add_documents(list(index.docstore.docs.values()), store_text=False)
+    report = encoder.reconcile(docstore)
+    assert (report.removed, report.num_kept) == ((), 3)
+
+
 def test_document_goes_when_its_nodes_are_not_among_those_given(corpus, encoder, index):
     """For vector stores that keep the texts: what they have is passed itself."""
     index.delete_ref_doc("b", delete_from_docstore=True)
