@@ -144,11 +144,14 @@ class Ingest:
             on_published(published)
         return tally.report(num_evictions=self._num_evictions())
 
-    def encode_known(self, document_ids: Iterable[str]) -> IngestReport:
+    def encode_known(
+        self, document_ids: Iterable[str], *, on_progress: OnProgress | None = None
+    ) -> IngestReport:
         """Encode what the store lacks of the chunks of documents, which stay as they are.
 
         Args:
             document_ids: Of live documents; of others there is nothing to encode.
+            on_progress: Called after every encoded chunk.
 
         Returns:
             What was encoded; no document is counted.
@@ -160,9 +163,9 @@ class Ingest:
         known = self._chunks_of(document_ids)
         while chunks := list(islice(known, _LIVE_BATCH)):
             prefixes = self._prefixes()
-            refused = self._encode(chunks, prefixes, tally, None, pinned=False)
+            refused = self._encode(chunks, prefixes, tally, on_progress, pinned=False)
             self._record(chunks, prefixes, refused)
-            self._follow_prefixes(chunks, prefixes, tally, None, pinned=False)
+            self._follow_prefixes(chunks, prefixes, tally, on_progress, pinned=False)
         return tally.report(num_evictions=self._num_evictions())
 
     def _chunks_of(self, document_ids: Iterable[str]) -> Iterator[NewChunk]:

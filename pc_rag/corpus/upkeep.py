@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from dataclasses import dataclass, field, replace
 from threading import Lock
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from pc_rag.corpus.documents import Document, content_digest, document_id
 from pc_rag.corpus.prefixes import chunk_recipe
@@ -17,12 +18,22 @@ if TYPE_CHECKING:
 
     from pc_rag.corpus.catalog import Catalog
     from pc_rag.corpus.catalog.records import DocumentRecord
-    from pc_rag.corpus.ingest import Ingest
+    from pc_rag.corpus.ingest import Ingest, OnProgress
     from pc_rag.corpus.prefixes import CorpusPrefix
     from pc_rag.corpus.publishing import PreparedDocument
     from pc_rag.engine import PromptCache
 
-    Add = Callable[[Iterable[Document | PreparedDocument]], IngestReport]
+    class Add(Protocol):
+        """``Corpus.add``."""
+
+        def __call__(
+            self,
+            documents: Iterable[Document | PreparedDocument],
+            *,
+            on_progress: OnProgress | None = None,
+        ) -> IngestReport:
+            """See there."""
+
 
 _RESTORED = "restored:"
 """Begins the names of settings: which storage all entries of some documents were last in."""
@@ -106,7 +117,9 @@ class Upkeep:
         """The texts of a document's chunks, in its order; none where there is no such document."""
         return tuple(chunk.text for chunk in self._catalog.chunks_of(document_id))
 
-    def ensure(self, documents: Iterable[Document]) -> IngestReport:
+    def ensure(
+        self, documents: Iterable[Document], *, on_progress: OnProgress | None = None
+    ) -> IngestReport:
         """Make sure that chunks are there with their entries, now, and drop nothing.
 
         Encodes what was deleted or evicted, and takes parts of documents: chunks that a known
@@ -116,6 +129,7 @@ class Upkeep:
 
         Args:
             documents: Made with ``Document.of_chunks``, each id once.
+            on_progress: Called after every encoded chunk.
 
         Raises:
             IngestError: A document has no chunks of its own, or is changed by others over and over;
@@ -128,7 +142,8 @@ class Upkeep:
                 merged = {id_: self._beside_known(each) for id_, each in left.items()}
                 known = [id_ for id_, each in merged.items() if each is None]
                 changed = [each for each in merged.values() if each is not None]
-                report += self._add(self._prepared(changed)) + self._encoded(known)
+                report += self._add(self._prepared(changed), on_progress=on_progress)
+                report += self._encoded(known, on_progress=on_progress)
                 left = {
                     id_: left[id_]
                     for id_, each in merged.items()
@@ -213,9 +228,12 @@ class Upkeep:
         keys = sorted(recipe.address.key for recipe in recipes)
         return _digest(self._engine.store.generation, *keys)
 
-    def _encoded(self, document_ids: Sequence[str]) -> IngestReport:
+    def _encoded(
+        self, document_ids: Sequence[str], *, on_progress: OnProgress | None = None
+    ) -> IngestReport:
         """Encode what is missing of documents that do not change."""
-        return replace(self._ingest.encode_known(document_ids), num_unchanged=len(document_ids))
+        report = self._ingest.encode_known(document_ids, on_progress=on_progress)
+        return replace(report, num_unchanged=len(document_ids))
 
     def _prepared(self, changed: Iterable[_Merged]) -> Iterator[PreparedDocument]:
         for each in changed:
@@ -241,8 +259,9 @@ class Upkeep:
         if record is None:
             return _Merged(document, 0.0)
         known = self.chunk_texts(id_)
-        lacking = [text for text in dict.fromkeys(document.chunks) if text not in set(known)]
-        has_all = set(known) <= set(document.chunks)
+        num_known = Counter(known)
+        lacking = [text for text in dict.fromkeys(document.chunks) if text not in num_known]
+        has_all = num_known <= Counter(document.chunks)
         chunks = document.chunks if has_all else (*known, *lacking)
         if chunks == known:
             return None

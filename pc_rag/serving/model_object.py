@@ -45,9 +45,8 @@ def translated(owner: str, given: Mapping[str, Any]) -> dict[str, Any]:
             continue
         if name in values and values[name] != value:
             raise ConfigError(
-                f"{owner}: {name} is given twice, as {values[name]!r} and {value!r}, once by another "
-                f"of its names ({', '.join(k for k, v in ALIASES.items() if v == name)}); leave "
-                "one of them out"
+                f"{owner}: {name} is given twice, as {values[name]!r} and {value!r}; other names "
+                f"of it are {', '.join(k for k, v in ALIASES.items() if v == name)}; leave one out"
             )
         values[name] = value
     if isinstance(values.get("stop"), str):

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import shutil
+import sqlite3
+from contextlib import closing
 
 import pytest
 
-from pc_rag.corpus import Catalog, Corpus, Document, IngestReport, PromptFormat
+from pc_rag.corpus import Catalog, Corpus, Document, IngestReport, PromptFormat, publishing
+from pc_rag.corpus.catalog.catalog import FILE_NAME
 from pc_rag.errors import IngestError, StoreIOError
 from pc_rag.kv.memory_tier import MemoryTier
 from tests.support.corpora import (
@@ -56,6 +59,24 @@ def test_unknown_chunks_come_behind_known_ones_when_they_are_ensured(corpus):
     assert (again.num_encoded, again.num_unchanged) == (0, 1)
 
 
+def test_repeated_chunks_stay_when_the_others_are_ensured(corpus):
+    """A document may hold a text twice; given once, it is not whole."""
+    corpus.add([given(CAT, DOG, CAT)])
+    assert corpus.upkeep.ensure([given(CAT, DOG)]).num_unchanged == 1
+    assert corpus.upkeep.chunk_texts("d") == (CAT, DOG, CAT)
+
+
+def test_newer_version_stays_when_it_comes_while_others_are_ensured(corpus, monkeypatch):
+    """Documents are read one by one, so that a long work does not undo what came meanwhile."""
+    monkeypatch.setattr(publishing, "_WINDOW_TOKENS", 1)
+    corpus.add([given(DOG, id="e")])
+    corpus.upkeep.ensure(
+        [given(CAT), given(DOG, id="e")],
+        on_progress=lambda _: corpus.add([given(FISH, id="e")]),
+    )
+    assert corpus.upkeep.chunk_texts("e") == (FISH, DOG)
+
+
 def test_missing_entries_are_encoded_when_they_are_ensured(corpus):
     """Those that left the store, behind every prefix; none where all are there."""
     corpus.add([given(CAT, DOG)])
@@ -82,6 +103,23 @@ def test_entries_are_stored_again_when_the_folder_was_deleted_under_the_corpus(t
     with opened(tmp_path, has_retrieval=False) as corpus:
         assert corpus.add([given(CAT, DOG)]).num_encoded == 0
         assert all(use.is_hit for use in chunk_uses(corpus.generate(f"{CAT} {DOG}", SHORT)))
+
+
+def test_catalog_is_not_written_when_nothing_changed(tmp_path):
+    """Thousands of unchanged documents cost no write that has to reach the disk."""
+    with opened(tmp_path, has_retrieval=False) as corpus:
+        corpus.add([given(CAT, DOG)])
+        with closing(sqlite3.connect(tmp_path / "catalog" / FILE_NAME)) as other:
+
+            def version():
+                return other.execute("PRAGMA data_version").fetchone()
+
+            before = version()
+            corpus.add([given(CAT, DOG)])
+            corpus.upkeep.ensure([given(DOG)])
+            assert version() == before
+            corpus.add([given(CAT)])
+            assert version() != before
 
 
 def test_revision_changes_when_documents_do(corpus):

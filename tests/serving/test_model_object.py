@@ -46,7 +46,7 @@ def test_settings_are_ours_when_other_models_name_them():
 @pytest.mark.parametrize("order", [("model", "model_name"), ("model_name", "model")])
 def test_setting_is_refused_when_two_names_of_it_differ(order):
     """Neither is dropped in silence; twice the same is no contradiction."""
-    with pytest.raises(ConfigError, match=r"model is given twice.*leave one of them out"):
+    with pytest.raises(ConfigError, match=r"model is given twice.*leave one out"):
         translated("Plain", dict(zip(order, ("a", "b"), strict=True)))
     assert translated("Plain", dict.fromkeys(order, "a")) == {"model": "a"}
 

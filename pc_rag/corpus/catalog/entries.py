@@ -19,6 +19,14 @@ _SELECT = (
     "FROM entries JOIN chunks ON chunks.number = entries.chunk "
 )
 
+_INSERT = (
+    "INSERT INTO entries VALUES (?, ?, ?, ?, ?) ON CONFLICT (key) DO UPDATE SET "
+    "chunk = excluded.chunk, prefix_id = excluded.prefix_id, fingerprint = excluded.fingerprint, "
+    "num_bytes = excluded.num_bytes WHERE (chunk, prefix_id, fingerprint, num_bytes) IS NOT "
+    "(excluded.chunk, excluded.prefix_id, excluded.fingerprint, excluded.num_bytes)"
+)
+"""Writes nothing where the row is there: a commit without a change need not reach the disk."""
+
 
 class EntryTable:
     """The entries that were put into the KV store.
@@ -81,7 +89,7 @@ def insert_entries(connection: sqlite3.Connection, entries: Iterable[EntryRecord
         if not is_prefix_known:
             continue
         connection.execute(
-            "INSERT OR REPLACE INTO entries VALUES (?, ?, ?, ?, ?)",
+            _INSERT,
             (entry.key, chunk[0], entry.prefix_id, entry.fingerprint, entry.num_bytes),
         )
 

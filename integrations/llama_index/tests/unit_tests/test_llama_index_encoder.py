@@ -14,12 +14,13 @@ from llama_index.core.ingestion import IngestionPipeline
 from llama_index.core.schema import (
     ImageNode,
     MetadataMode,
+    NodeWithScore,
     TextNode,
 )
 from llama_index.llms.pc_rag import PcRagLLM, PromptCacheEncoder
 
 from pc_rag.corpus import chunk_id_of
-from pc_rag.errors import ConfigError, LayoutError, StoreIOError
+from pc_rag.errors import ConfigError, IngestError, LayoutError, StoreIOError
 from tests.support.corpora import (
     CAT,
     DOG,
@@ -202,6 +203,12 @@ def test_nothing_is_dropped_when_nodes_are_ensured(held):
     assert held.chunks("d") == (CAT, DOG, FISH)
 
 
+def test_what_a_retriever_found_is_refused_when_nodes_are_ensured(held):
+    """Nodes stand within it; what to pass is told."""
+    with pytest.raises(IngestError, match=r"NodeWithScore.*each\.node"):
+        held.encoder.ensure_encoded([NodeWithScore(node=node(CAT))])
+
+
 # -- async, copies, processes -------------------------------------------------------------------
 
 
@@ -224,6 +231,34 @@ async def test_event_loop_goes_on_when_nodes_are_encoded(held, monkeypatch):
     made = await running
     assert threads[0] is not threading.main_thread()
     assert held.chunks("d") == tuple(each.get_content(MetadataMode.LLM) for each in made)
+
+
+async def test_thread_is_waited_for_when_the_task_is_cancelled(held, monkeypatch):
+    """Whoever cancels may close the corpus then."""
+    begun, go_on, done = threading.Event(), threading.Event(), []
+    prepare = held.corpus.prepare
+
+    def wait(documents):
+        begun.set()
+        assert go_on.wait(60)
+        done.append(True)
+        return prepare(documents)
+
+    monkeypatch.setattr(held.corpus, "prepare", wait)
+    running = asyncio.create_task(held.encoder.acall([node(CAT)]))
+    assert await asyncio.to_thread(begun.wait, 60)
+    running.cancel()
+    asyncio.get_running_loop().call_soon(go_on.set)
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert done
+    assert held.chunks("d") == (CAT,)
+
+
+def test_source_is_the_file_when_a_reader_says_it(held):
+    """What metrics and listings of the corpus show."""
+    held.encoder([node(CAT, file_path="/notes/cat.txt"), node(DOG, "e", file_path=3)])
+    assert [each.source for each in held.corpus.documents()] == ["/notes/cat.txt", ""]
 
 
 def test_pipeline_is_refused_when_it_has_several_workers(held):
@@ -278,6 +313,16 @@ def test_progress_is_shown_when_it_is_asked_for(held, capsys):
     assert shown.out == ""
     assert "Encoding chunks" in shown.err
     assert "100%" in shown.err
+
+
+def test_progress_is_shown_when_nodes_are_ensured_with_it(held, capsys):
+    """For the call, or for all calls of the encoder; not otherwise."""
+    held.encoder.ensure_encoded([node(CAT)])
+    assert "Encoding" not in capsys.readouterr().err
+    held.encoder.ensure_encoded([node(DOG)], show_progress=True)
+    assert "100%" in capsys.readouterr().err
+    PromptCacheEncoder(corpus=held.corpus, show_progress=True).ensure_encoded([node(FISH)])
+    assert "100%" in capsys.readouterr().err
 
 
 # -- in an index ----------------------------------------------------------------------------------

@@ -10,8 +10,10 @@ from llama_index.core.storage.docstore import SimpleDocumentStore
 from llama_index.core.vector_stores import SimpleVectorStore
 from llama_index.llms.pc_rag import PromptCacheEncoder
 
+from pc_rag.corpus import Corpus
 from pc_rag.kv.disk_tier import DiskTier
-from tests.support.corpora import CAT, DOG, FISH, loaded_model
+from pc_rag.kv.memory_tier import MemoryTier
+from tests.support.corpora import CAT, DOG, FISH, loaded_model, tiny_engine
 from tests.support.llama_index_nodes import LONG, Opened, document, node, pipeline
 
 
@@ -90,6 +92,7 @@ def test_nodes_are_encoded_again_when_the_folder_was_deleted_under_a_running_pip
     texts = held.chunks("d")
     shutil.rmtree(held.folder / "kv")
     assert held.encodes(lambda: run.run(documents=[document(LONG)])) == len(texts)
+    assert held.encoder.report.num_encoded == len(texts)
     assert DiskTier(held.folder / "kv").stats()[0].num_entries >= len(texts)
 
 
@@ -119,6 +122,16 @@ def test_what_a_full_store_evicted_is_not_encoded_over_and_over(held):
         held.store.remove(part.key)
     assert held.encodes(lambda: held.encoder([])) == 0
     assert held.encodes(lambda: held.encoder.ensure_encoded([node(CAT)])) >= 1
+
+
+def test_nodes_are_encoded_once_when_the_store_cannot_hold_them_all():
+    """Pitfall 45: what was evicted is told, and is not taken for lost by the same call."""
+    with tiny_engine(MemoryTier(300_000)) as engine, Corpus(engine, has_retrieval=False) as corpus:
+        encoder = PromptCacheEncoder(corpus=corpus)
+        encoder([node(f"{CAT} It is the cat number {i}.", f"d{i}") for i in range(20)])
+        report = encoder.report
+    assert report.num_encoded == 20
+    assert 0 < report.num_evicted <= 20  # the corpus's prefix may be among them
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 from llama_index.core import (
@@ -16,7 +17,8 @@ from llama_index.core.base.response.schema import PydanticResponse
 from llama_index.core.llms import MockLLM
 from llama_index.core.postprocessor import SimilarityPostprocessor
 from llama_index.core.query_engine import RetrieverQueryEngine
-from llama_index.core.schema import TextNode
+from llama_index.core.schema import MetadataMode, TextNode
+from llama_index.core.storage.docstore import keyval_docstore
 from llama_index.core.vector_stores import MetadataFilter, MetadataFilters
 from llama_index.core.vector_stores.types import BasePydanticVectorStore, VectorStoreQueryResult
 from llama_index.llms.pc_rag import (
@@ -26,10 +28,12 @@ from llama_index.llms.pc_rag import (
     PromptCacheQueryEngine,
 )
 from llama_index.llms.pc_rag.query_engine import nodes_of
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, ValidationError
 
+from pc_rag.corpus import Corpus, IngestReport
 from pc_rag.errors import ConfigError, LayoutError, StoreError
-from tests.support.corpora import CAT, DOG, FISH, recorded
+from pc_rag.kv.memory_tier import MemoryTier
+from tests.support.corpora import CAT, DOG, FISH, opened, recorded, tiny_engine
 from tests.support.counted_corpora import counted_corpus, warmings
 from tests.support.engines import scripted
 from tests.support.llama_index_calls import shown
@@ -91,6 +95,15 @@ class QueryOnlyStore(KeepingStore):
     get_nodes = BasePydanticVectorStore.get_nodes
 
 
+class FilteringStore(KeepingStore):
+    """Lists what it keeps by ids or filters only, and says so by the error it was given."""
+
+    refusal: Any = None
+
+    def get_nodes(self, node_ids=None, filters=None):
+        raise self.refusal
+
+
 def index_over(store):
     context = StorageContext.from_defaults(vector_store=store)
     return VectorStoreIndex(text_nodes(), embed_model=WordEmbedding(), storage_context=context)
@@ -127,11 +140,18 @@ async def test_an_index_is_encoded_once_when_it_can_list_its_nodes(counted, llm,
     assert counted.num_encoded == 4
 
 
-async def test_nodes_are_encoded_when_retrieved_if_the_index_cannot_list_them(counted, llm):
+@pytest.mark.parametrize(
+    "store",
+    [
+        QueryOnlyStore(),
+        FilteringStore(refusal=ValueError("node_ids or filters, please")),
+        FilteringStore(refusal=AssertionError("node_ids or filters, please")),
+    ],
+    ids=["none", "value", "assertion"],
+)
+async def test_nodes_are_encoded_when_retrieved_if_the_index_cannot_list_them(counted, llm, store):
     """A vector store that only answers queries: the first query encodes what it found."""
-    engine = PromptCacheQueryEngine.from_index(
-        index_over(QueryOnlyStore()), llm=llm, similarity_top_k=2
-    )
+    engine = PromptCacheQueryEngine.from_index(index_over(store), llm=llm, similarity_top_k=2)
     assert counted.num_encoded <= 1
     assert len(await hits_of(engine)) == 2
     assert counted.num_encoded == 3
@@ -157,13 +177,84 @@ async def test_nothing_is_encoded_when_the_engine_is_told_so(counted, llm):
     assert counted.num_encoded == before
 
 
-def test_only_the_indexs_own_nodes_are_listed_when_others_share_its_docstore():
+@pytest.mark.parametrize("make_index", [vector_index, SummaryIndex])
+def test_only_the_indexs_own_nodes_are_listed_when_others_share_its_docstore(make_index):
     """A docstore may hold documents, parents and other indexes' nodes."""
-    index = vector_index(text_nodes(CAT))
+    index = make_index(text_nodes(CAT))
     (other,) = text_nodes(DOG)
     other.id_ = "other"
     index.docstore.add_documents([other])
     assert [node.node_id for node in nodes_of(index)] == ["node-0"]
+
+
+def test_each_node_is_read_once_when_an_index_lists_its_own(monkeypatch):
+    """A docstore parses every node whenever it is asked for all of them."""
+    index = vector_index()
+    read = []
+    parse = keyval_docstore.json_to_doc
+    monkeypatch.setattr(
+        keyval_docstore, "json_to_doc", lambda data: read.append(data) or parse(data)
+    )
+    assert len(nodes_of(index)) == len(read) == 3
+
+
+def test_what_a_small_store_dropped_is_told_when_an_engine_is_made():
+    """Pitfall 45: by the engine, which encoded it; nothing where it encoded nothing."""
+    with tiny_engine(MemoryTier(300_000)) as engine, Corpus(engine, has_retrieval=False) as corpus:
+        llm = PcRagLLM(corpus=corpus)
+        nodes = text_nodes(*(f"{CAT} It is the cat number {i}." for i in range(20)))
+        report = PromptCacheQueryEngine.from_index(vector_index(nodes), llm=llm).encoded
+        assert report.num_encoded == 20
+        assert report.num_evicted > 0
+        made = PromptCacheQueryEngine.from_index(vector_index(nodes), llm=llm, encode=False)
+        assert made.encoded == IngestReport()
+
+
+def test_progress_is_shown_when_an_engine_is_made_with_it(llm, capsys):
+    """Thousands of nodes take a while."""
+    PromptCacheQueryEngine.from_index(vector_index(), llm=llm, show_progress=True)
+    assert "100%" in capsys.readouterr().err
+
+
+async def test_deleted_nodes_go_when_the_engine_knows_the_encoder_of_their_ingestion(counted, llm):
+    """Engine, prefetch and ingestion write one document, which ``reconcile`` removes."""
+    encoder = PromptCacheEncoder(llm=llm, namespace="mine/")
+    index = vector_index(text_nodes(CAT, DOG))
+    encoder(text_nodes(CAT, DOG))
+    PromptCacheQueryEngine.from_index(index, llm=llm, encoder=encoder)
+    later = ListRetriever([TextNode(text=FISH, id_="later")])
+    engine = PromptCacheQueryEngine.from_retriever(later, llm=llm, encoder=encoder)
+    assert len(await hits_of(engine)) == 1
+    found = [each.id for each in counted.corpus.documents()]
+    assert found == ["mine/later", "mine/node-0", "mine/node-1"]
+    index.delete_nodes(["node-0"], delete_from_docstore=True)
+    assert encoder.reconcile(index.docstore).removed == ("later", "node-0")
+    assert not counted.corpus.holds(CAT)
+
+
+async def test_headers_are_not_encoded_when_the_encoder_of_the_ingestion_leaves_them_out(
+    counted, llm
+):
+    """The engine and its prefetch look for the text alone, and find it."""
+    encoder = PromptCacheEncoder(llm=llm, metadata_mode=MetadataMode.NONE)
+    nodes = text_nodes(CAT, DOG, place="barn")
+    encoder(nodes)
+    before = counted.num_encoded
+    begun = warmings(counted.corpus)
+    engine = PromptCacheQueryEngine.from_index(vector_index(nodes), llm=llm, encoder=encoder)
+    assert len(await hits_of(engine)) == 2
+    assert counted.num_encoded == before
+    assert sorted(begun[0][0]) == sorted([CAT, DOG])
+
+
+def test_an_encoder_is_refused_when_its_corpus_is_not_the_models(llm):
+    """Nothing of what it encodes would be found."""
+    with opened(has_retrieval=False) as other:
+        encoder = PromptCacheEncoder(corpus=other)
+        with pytest.raises(ConfigError, match="encoder's corpus"):
+            PromptCacheQueryEngine.from_index(vector_index(), llm=llm, encoder=encoder)
+    with pytest.raises(ConfigError, match="encoder is a Corpus"):
+        PromptCacheQueryEngine.from_index(vector_index(), llm=llm, encoder=llm.corpus)
 
 
 async def test_answers_equal_the_drop_ins_when_both_are_asked(llm):
@@ -268,6 +359,24 @@ def test_the_prefetch_encodes_what_is_missing_when_it_is_told_so(counted):
         assert counted.num_encoded == 2
 
 
+@pytest.mark.parametrize("is_async", [False, True])
+async def test_the_query_is_answered_when_the_store_fails_at_what_it_found(counted, llm, is_async):
+    """As without the prefetch: what cannot be stored is computed in the prompt, and told."""
+    nodes = text_nodes(CAT, DOG)
+    engine = PromptCacheQueryEngine.from_retriever(ListRetriever(nodes), llm=llm)
+    counted.entries.broken.add("put")
+    assert await hits_of(engine, is_async=is_async) == []
+    counted.entries.broken.clear()
+    assert await hits_of(engine, is_async=is_async) == labels_of(nodes)
+
+
+def test_nodes_pass_the_prefetch_when_one_is_too_long_for_any_prompt(counted):
+    """Who builds the prompt may split it, or says so better."""
+    given = scored(text_nodes("word " * 500, CAT))
+    prefetch = PromptCachePrefetch(corpus=counted.corpus, encode_missing=True)
+    assert prefetch.postprocess_nodes(given) == given
+
+
 def test_the_prefetch_says_so_when_its_corpus_is_closed(counted):
     """Not silently cold."""
     prefetch = PromptCachePrefetch(corpus=counted.corpus)
@@ -282,6 +391,12 @@ def test_the_prefetch_is_refused_when_its_source_is_not_one(counted, llm, has_bo
     given = {"llm": llm, "corpus": counted.corpus} if has_both else {}
     with pytest.raises(ConfigError, match="either llm"):
         PromptCachePrefetch(**given)
+
+
+def test_the_prefetch_is_refused_when_a_setting_is_misspelt(counted):
+    """Not ignored: nothing would be encoded, and nobody told."""
+    with pytest.raises(ValidationError, match="encode_mising"):
+        PromptCachePrefetch(corpus=counted.corpus, encode_mising=True)
 
 
 async def test_nodes_that_ingestion_encoded_are_not_encoded_again_when_an_engine_is_made(

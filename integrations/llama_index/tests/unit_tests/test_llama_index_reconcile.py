@@ -117,6 +117,25 @@ def test_corpus_is_rebuilt_when_it_was_lost_and_the_docstore_has_the_nodes(encod
         assert len(expected) > 1
 
 
+def test_chunks_keep_their_order_when_a_docstore_lists_nodes_in_another(corpus, encoder, index):
+    """A database lists them as it likes."""
+    before = corpus.upkeep.chunk_texts("ns/c")
+    other = SimpleDocumentStore.from_dict(index.docstore.to_dict())
+    data = other._kvstore._collections_mappings
+    name = "docstore/data"
+    data[name] = dict(reversed(data[name].items()))
+    assert encoder.reconcile(other).ingest.num_unchanged == 3
+    assert corpus.upkeep.chunk_texts("ns/c") == before
+
+
+def test_documents_stay_when_the_docstore_knows_their_nodes_without_text(corpus, encoder, index):
+    """It says which documents the nodes are of."""
+    docstore = SimpleDocumentStore()
+    docstore.add_documents(list(index.docstore.docs.values()), store_text=False)
+    report = encoder.reconcile(docstore)
+    assert (report.removed, report.num_kept) == ((), 3)
+
+
 def test_document_goes_when_its_nodes_are_not_among_those_given(corpus, encoder, index):
     """For vector stores that keep the texts: what they have is passed itself."""
     index.delete_ref_doc("b", delete_from_docstore=True)
@@ -156,6 +175,14 @@ def test_documents_stay_when_the_docstore_keeps_only_their_hashes(corpus, encode
     assert run.docstore.docs == {}
     report = encoder.reconcile(run.docstore)
     assert (report.removed, report.num_kept) == ((), 3)
+
+
+def test_documents_stay_when_two_have_one_hash_and_no_text(corpus, encoder):
+    """A docstore lists one of them; it is asked for the other by name."""
+    run = pipeline(encoder, "upserts")
+    run.run(documents=documents(a=CAT, b=CAT, c=DOG), store_doc_text=False)
+    assert encoder.reconcile(run.docstore).removed == ()
+    assert ids(corpus) == ["ns/a", "ns/b", "ns/c"]
 
 
 def test_document_is_named_when_the_corpus_lost_it(corpus, encoder):
@@ -212,6 +239,16 @@ def test_nothing_is_removed_when_the_docstore_is_empty(corpus, encoder, index):
     assert report.removed == ("a", "b", "c")
     assert ids(corpus) == []
     assert encoder.reconcile(SimpleDocumentStore()).removed == ()
+
+
+def test_nothing_is_removed_when_something_else_than_a_docstore_is_given(corpus, encoder, index):
+    """An index or its vector store, say: what of it is wanted is told."""
+    for given in (index, index.vector_store, None):
+        with pytest.raises(IngestError, match=r"got a \w+; pass a docstore"):
+            encoder.reconcile(given)
+    with pytest.raises(IngestError, match="pass nodes"):
+        encoder.reconcile(["a"])
+    assert len(ids(corpus)) == 3
 
 
 def test_nothing_is_removed_when_encoding_fails():

@@ -49,7 +49,7 @@ def llm(corpus):
         ({"engine": object()}, "engine"),
         ({"temprature": 1}, "temprature"),
         ({"context_window": 0}, "context_window"),
-        ({"n": 2}, "n: "),
+        ({"n": 2}, "n is 2"),
         ({"timeout": -1}, "timeout is -1"),
         ({"messages_to_prompt": lambda messages: "x"}, "give chat_template"),
         ({"completion_to_prompt": lambda prompt: f"[INST]{prompt}"}, "give chat_template"),

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 
 import pytest
-from llama_index.core import PromptTemplate, Settings
+from llama_index.core import PromptHelper, PromptTemplate, Settings
+from llama_index.core.base.llms.types import CompletionResponse
 from llama_index.core.base.response.schema import PydanticResponse
 from llama_index.core.llms import MockLLM
 from llama_index.core.response_synthesizers import get_response_synthesizer
 from llama_index.llms.pc_rag import PcRagLLM, PromptCacheSynthesizer
-from llama_index.llms.pc_rag.prompt_room import PADDING
-from pydantic import BaseModel
+from llama_index.llms.pc_rag.prompt_room import PADDING, PromptRoom
+from pydantic import BaseModel, Field
 
 from pc_rag.errors import GenerationError, LayoutError
 from tests.support.corpora import CAT, DOG, FISH, opened, recorded
@@ -229,3 +230,76 @@ async def test_an_answer_is_refined_when_one_is_handed_over(llm):
     with recorded(corpus.engine) as requests:
         PromptCacheSynthesizer(llm).get_response(QUESTION, [CAT], prev_response="On the roof.")
     assert "On the roof." in shown(corpus, requests[0])
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+async def test_a_stream_is_refined_when_one_is_handed_over(llm, is_async):
+    """It is read to its end first."""
+    synthesizer = PromptCacheSynthesizer(llm)
+    corpus = llm.open_corpus()
+
+    async def pieces():
+        for piece in ("On the ", "roof."):
+            yield piece
+
+    with recorded(corpus.engine) as requests:
+        if is_async:
+            await synthesizer.aget_response(QUESTION, [CAT], prev_response=pieces())
+        else:
+            former = (piece for piece in ("On the ", "roof."))
+            synthesizer.get_response(QUESTION, [CAT], prev_response=former)
+    assert "On the roof." in shown(corpus, requests[0])
+
+
+def test_a_node_is_refused_when_the_answer_so_far_leaves_it_no_room(llm):
+    """Nothing is split or cut to make room."""
+    with pytest.raises(LayoutError, match="answer so far"):
+        PromptCacheSynthesizer(llm).get_response(QUESTION, [CAT], prev_response="so " * 600)
+
+
+async def test_the_former_answer_stays_when_a_further_prompt_says_nothing():
+    """As with LlamaIndex's ``refine``."""
+
+    class Once(MockLLM):
+        answers: list[str] = Field(default_factory=lambda: ["On the mat.", ""])
+
+        def complete(self, prompt, formatted=False, **kwargs):
+            return CompletionResponse(text=self.answers.pop(0))
+
+    llm = Once(max_tokens=5)
+    nodes = text_nodes("word " * 3000, "other " * 3000)
+    assert await text_of(await synthesized(PromptCacheSynthesizer(llm), nodes)) == "On the mat."
+    assert llm.answers == []
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+async def test_begin_and_end_are_told_when_an_answer_is_made(llm, is_async):
+    """By LlamaIndex's events, once each."""
+    with events() as kept:
+        await synthesized(PromptCacheSynthesizer(llm), text_nodes(), is_async=is_async)
+    names = [event.class_name() for event in kept]
+    assert names.count("GetResponseStartEvent") == names.count("GetResponseEndEvent") == 1
+
+
+async def test_separators_are_counted_when_many_short_nodes_fill_prompts(llm):
+    """Dozens of them are more than the padding."""
+    nodes = text_nodes(*(f"Short note {i}." for i in range(100)))
+    synthesizer = PromptCacheSynthesizer(
+        PcRagLLM(corpus=llm.corpus, max_tokens=8), refine_template=REFINE
+    )
+    with events() as kept:
+        await synthesized(synthesizer, nodes)
+    found = requests_in(kept)
+    assert len(found) > 1
+    assert all(m.prompt_tokens + 8 <= llm.metadata.context_window for m in found)
+
+
+def test_room_is_the_models_when_it_answers_with_objects(llm):
+    """A structured model counts as the one within it."""
+    prompt, arguments = PromptTemplate("ASK {context_str} {query_str}"), {"query_str": QUESTION}
+    helper = PromptHelper()
+    rooms = [
+        PromptRoom(each, helper).of(prompt, arguments | {"context_str": ""})
+        for each in (llm, llm.as_structured_llm(Place))
+    ]
+    assert rooms[0] == rooms[1] < llm.metadata.context_window

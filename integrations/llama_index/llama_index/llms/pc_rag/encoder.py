@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
     from llama_index.core.storage.docstore.types import BaseDocumentStore
 
+    from pc_rag.corpus import Document
+    from pc_rag.corpus.publishing import PreparedDocument
+
 _STATE = ("fingerprint", "store_generation", "revision")
 """What the serialised form tells of the corpus; not read back."""
 
@@ -108,24 +111,27 @@ class PromptCacheEncoder(TransformComponent):
             ``nodes``.
 
         Raises:
+            IngestError: Something else than nodes.
             LayoutError: A node is longer than any prompt can hold; nothing was encoded.
             StoreIOError: The store's medium failed; documents that were complete are there.
         """
         corpus = self.open_corpus()
         prepared = corpus.prepare(self._documents_of(nodes))
-        if kwargs.get("show_progress", self.show_progress):
-            with _progress(corpus.estimate(prepared).num_chunks) as on_progress:
-                report = corpus.add(prepared, on_progress=on_progress)
-        else:
-            report = corpus.add(prepared)
-        self._report = report + corpus.upkeep.restore(owner_of(self.namespace))
+        # First, so that what a full store evicts for these nodes is not taken for lost.
+        restored = corpus.upkeep.restore(owner_of(self.namespace))
+        is_shown = kwargs.get("show_progress", self.show_progress)
+        with _progress(corpus, lambda: prepared, is_shown=is_shown) as on_progress:
+            report = corpus.add(prepared, on_progress=on_progress)
+        self._report = restored + report
         return nodes
 
     async def acall(self, nodes: Sequence[BaseNode], **kwargs: Any) -> Sequence[BaseNode]:
         """As ``__call__``, in a thread; a cancelled task ends when the thread has."""
         return await ended(asyncio.to_thread(self, nodes, **kwargs))
 
-    def ensure_encoded(self, nodes: Sequence[BaseNode]) -> IngestReport:
+    def ensure_encoded(
+        self, nodes: Sequence[BaseNode], *, show_progress: bool = False
+    ) -> IngestReport:
         """Make sure that nodes are encoded, and drop nothing.
 
         For nodes that came past the transformation, and for what a full store evicted. Nodes that
@@ -133,15 +139,21 @@ class PromptCacheEncoder(TransformComponent):
 
         Args:
             nodes: Any, also some of a document. Not modified.
+            show_progress: Show a progress bar; the field of this name does so for every call.
 
         Returns:
-            What was encoded: nothing where all is there.
+            What was encoded, nothing where all is there; and what a store that is too small for
+            it dropped (``num_dropped``, ``num_evicted``).
 
         Raises:
+            IngestError: Something else than nodes.
             LayoutError: A node is longer than any prompt can hold.
             StoreIOError: The store's medium failed.
         """
-        return self.open_corpus().upkeep.ensure(self._documents_of(nodes))
+        corpus, documents = self.open_corpus(), self._documents_of(nodes)
+        is_shown = show_progress or self.show_progress
+        with _progress(corpus, lambda: corpus.prepare(documents), is_shown=is_shown) as on_progress:
+            return corpus.upkeep.ensure(documents, on_progress=on_progress)
 
     def reconcile(
         self, docstore: BaseDocumentStore | Sequence[BaseNode], *, drops_all: bool = False
@@ -165,14 +177,18 @@ class PromptCacheEncoder(TransformComponent):
             their nodes through the transformation again.
 
         Raises:
-            IngestError: The docstore is empty and the corpus is not.
+            IngestError: The docstore is empty and the corpus is not, or it is no docstore.
             StoreIOError: The store's medium failed; nothing was removed.
         """
-        wanted = wanted_of(docstore, mode=self.metadata_mode, namespace=self.namespace)
-        report = self.open_corpus().upkeep.reconcile(
-            wanted, where=owner_of(self.namespace), drops_all=drops_all
-        )
+        upkeep, where = self.open_corpus().upkeep, owner_of(self.namespace)
         start = len(self.namespace)
+        wanted = wanted_of(
+            docstore,
+            [record.id[start:] for record in upkeep.documents(where)],
+            mode=self.metadata_mode,
+            namespace=self.namespace,
+        )
+        report = upkeep.reconcile(wanted, where=where, drops_all=drops_all)
         return replace(
             report,
             removed=tuple(id_[start:] for id_ in report.removed),
@@ -213,13 +229,19 @@ class PromptCacheEncoder(TransformComponent):
             "num_workers in one pipeline and this transformation in a second one without"
         )
 
-    def _documents_of(self, nodes: Sequence[BaseNode]) -> list[Any]:
+    def _documents_of(self, nodes: Sequence[BaseNode]) -> list[Document]:
         return documents_of(nodes, mode=self.metadata_mode, namespace=self.namespace)
 
 
 @contextmanager
-def _progress(num_chunks: int) -> Iterator[Callable[[IngestProgress], None]]:
-    """A progress bar over chunks."""
+def _progress(
+    corpus: Corpus, prepared: Callable[[], Sequence[PreparedDocument]], *, is_shown: bool
+) -> Iterator[Callable[[IngestProgress], None] | None]:
+    """A progress bar over the chunks to encode; nothing is prepared for none."""
+    if not is_shown:
+        yield None
+        return
+    num_chunks = corpus.estimate(prepared()).num_chunks
     chunks = iter(
         get_tqdm_iterable(range(num_chunks + 1), show_progress=True, desc="Encoding chunks")
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Self
 
 from llama_index.core import Settings
-from llama_index.core.data_structs import IndexDict
+from llama_index.core.data_structs import IndexDict, IndexList
 from llama_index.core.indices import VectorStoreIndex
 from llama_index.core.query_engine import RetrieverQueryEngine
 from llama_index.llms.pc_rag.base import PcRagLLM
@@ -13,6 +13,7 @@ from llama_index.llms.pc_rag.encoder import PromptCacheEncoder
 from llama_index.llms.pc_rag.prefetch import PromptCachePrefetch
 from llama_index.llms.pc_rag.synthesizer import PromptCacheSynthesizer
 
+from pc_rag.corpus import IngestReport
 from pc_rag.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -32,7 +33,12 @@ class PromptCacheQueryEngine(RetrieverQueryEngine):
 
     Build it with ``from_index`` or ``from_retriever``. It is a ``RetrieverQueryEngine`` of a
     retriever, the given postprocessors, ``PromptCachePrefetch`` and ``PromptCacheSynthesizer``.
+
+    Attributes:
+        encoded: What ``from_index`` encoded, and what a store that is too small for it dropped.
     """
+
+    encoded: IngestReport = IngestReport()
 
     @classmethod
     def from_index(
@@ -44,6 +50,8 @@ class PromptCacheQueryEngine(RetrieverQueryEngine):
         streaming: bool = False,
         node_postprocessors: Sequence[BaseNodePostprocessor] = (),
         encode: bool = True,
+        encoder: PromptCacheEncoder | None = None,
+        show_progress: bool = False,
         text_qa_template: BasePromptTemplate | None = None,
         refine_template: BasePromptTemplate | None = None,
         output_cls: type[BaseModel] | None = None,
@@ -58,33 +66,41 @@ class PromptCacheQueryEngine(RetrieverQueryEngine):
             streaming: Answers stream.
             node_postprocessors: Run before the prefetch, in order.
             encode: Encode the index's nodes now, where it can list them: those of its docstore, or
-                of a vector store that keeps them and has ``get_nodes``. What is already encoded
-                costs nothing. Nodes that cannot be listed, or come later, are encoded when they
-                are first retrieved. ``False`` encodes nothing, for nodes that
-                ``PromptCacheEncoder`` encoded.
+                of a vector store that keeps them and lists them by ``get_nodes()``. What is already
+                encoded is not encoded again, and ``encoded`` tells what was. Nodes that cannot be
+                listed, or come later, are encoded when they are first retrieved. ``False`` encodes
+                nothing, for nodes that ``PromptCacheEncoder`` encoded.
+            encoder: That of the ingestion, where it has a namespace or a metadata mode of its own:
+                without it the nodes would be other documents of the corpus, which its ``reconcile``
+                leaves alone.
+            show_progress: Show a progress bar over what is encoded now.
             text_qa_template: As for ``PromptCacheSynthesizer``, and so is what follows.
             refine_template: See there.
             output_cls: See there.
             **retriever_options: As for ``index.as_retriever``, such as ``filters``.
 
         Raises:
-            ConfigError: The LLM is no ``PcRagLLM``.
+            ConfigError: The LLM is no ``PcRagLLM``, or the encoder has another corpus.
             PromptCacheError: A node cannot be encoded.
         """
         llm = _checked(llm, cls.__name__)
-        if encode:
-            PromptCacheEncoder(llm=llm).ensure_encoded(nodes_of(index))
+        encoder = _encoder_of(llm, encoder, cls.__name__)
         retriever = index.as_retriever(similarity_top_k=similarity_top_k, **retriever_options)
-        return cls.from_retriever(
+        engine = cls.from_retriever(
             retriever,
             llm=llm,
             streaming=streaming,
             node_postprocessors=node_postprocessors,
             encode=encode,
+            encoder=encoder,
             text_qa_template=text_qa_template,
             refine_template=refine_template,
             output_cls=output_cls,
         )
+        if encode:
+            nodes = nodes_of(index)
+            engine.encoded = encoder.ensure_encoded(nodes, show_progress=show_progress)
+        return engine
 
     @classmethod
     def from_retriever(
@@ -95,6 +111,7 @@ class PromptCacheQueryEngine(RetrieverQueryEngine):
         streaming: bool = False,
         node_postprocessors: Sequence[BaseNodePostprocessor] = (),
         encode: bool = True,
+        encoder: PromptCacheEncoder | None = None,
         text_qa_template: BasePromptTemplate | None = None,
         refine_template: BasePromptTemplate | None = None,
         output_cls: type[BaseModel] | None = None,
@@ -106,16 +123,20 @@ class PromptCacheQueryEngine(RetrieverQueryEngine):
             llm: As for ``from_index``, and so is what follows.
             streaming: See there.
             node_postprocessors: See there.
-            encode: ``False`` encodes nothing.
+            encode: ``False`` encodes nothing; give it where a postprocessor rewrites nodes by the
+                question.
+            encoder: See there.
             text_qa_template: See there.
             refine_template: See there.
             output_cls: See there.
 
         Raises:
-            ConfigError: The LLM is no ``PcRagLLM``.
+            ConfigError: The LLM is no ``PcRagLLM``, or the encoder has another corpus.
         """
         llm = _checked(llm, cls.__name__)
-        prefetch = PromptCachePrefetch(llm=llm, encode_missing=encode)
+        prefetch = PromptCachePrefetch(
+            encoder=_encoder_of(llm, encoder, cls.__name__), encode_missing=encode
+        )
         return cls(
             retriever=retriever,
             response_synthesizer=PromptCacheSynthesizer(
@@ -131,18 +152,39 @@ class PromptCacheQueryEngine(RetrieverQueryEngine):
 
 def nodes_of(index: BaseIndex[Any]) -> list[BaseNode]:
     """The nodes that an index can list: of its docstore, else of its vector store, else none."""
-    store = index.docstore
-    if isinstance(index.index_struct, IndexDict):  # of vectors: the docstore may hold others too
-        known = [store.docs.get(node_id) for node_id in index.index_struct.nodes_dict.values()]
-        nodes = [node for node in known if node is not None]
+    struct, docstore = index.index_struct, index.docstore
+    # A docstore may hold documents, parents and nodes of other indexes too.
+    if isinstance(struct, IndexDict):
+        nodes = docstore.get_nodes(list(struct.nodes_dict.values()), raise_error=False)
+    elif isinstance(struct, IndexList):
+        nodes = docstore.get_nodes(struct.nodes, raise_error=False)
     else:
-        nodes = list(store.docs.values())
+        nodes = list(docstore.docs.values())
     if nodes or not isinstance(index, VectorStoreIndex):
         return nodes
     try:
         return index.vector_store.get_nodes()
-    except NotImplementedError:  # it finds nodes only by a query
+    except (NotImplementedError, ValueError, AssertionError):
+        # It has no such method, or wants ids or filters, and says so by one of the others.
         return []
+
+
+def _encoder_of(
+    llm: PcRagLLM, encoder: PromptCacheEncoder | None, owner: str
+) -> PromptCacheEncoder:
+    if encoder is None:
+        return PromptCacheEncoder(llm=llm)
+    if not isinstance(encoder, PromptCacheEncoder):
+        raise ConfigError(
+            f"{owner}: encoder is a {type(encoder).__name__}; give the PromptCacheEncoder of the "
+            "ingestion"
+        )
+    if encoder.llm is not llm and encoder.open_corpus() is not llm.open_corpus():
+        raise ConfigError(
+            f"{owner}: the encoder's corpus is not that of llm, which would find nothing of what "
+            "it encoded; make both from one llm, or from one corpus"
+        )
+    return encoder
 
 
 def _checked(llm: LLM | None, owner: str) -> PcRagLLM:
