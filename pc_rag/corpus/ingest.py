@@ -155,9 +155,6 @@ class Ingest:
 
         Returns:
             What was encoded; no document is counted.
-
-        Raises:
-            StoreIOError: The store's medium failed.
         """
         tally = Tally(num_evicted_before=self._num_evictions())
         known = self._chunks_of(document_ids)

@@ -145,9 +145,7 @@ class Upkeep:
                 report += self._add(self._prepared(changed), on_progress=on_progress)
                 report += self._encoded(known, on_progress=on_progress)
                 left = {
-                    id_: left[id_]
-                    for id_, each in merged.items()
-                    if each is not None and not self._holds(each.document)
+                    id_: left[id_] for id_, each in merged.items() if self._lacks(left[id_], each)
                 }
                 if not left:
                     return report
@@ -240,9 +238,12 @@ class Upkeep:
             for prepared in self._ingest.prepare([each.document]):
                 yield replace(prepared, based_on=each.based_on)
 
-    def _holds(self, document: Document) -> bool:
-        record = self._catalog.document(document_id(document))
-        return record is not None and record.content_digest == content_digest(document)
+    def _lacks(self, given: Document, merged: _Merged | None) -> bool:
+        """Whether others changed or removed a document since it was merged with what is known."""
+        if merged is None:
+            return self._beside_known(given) is not None
+        record = self._catalog.document(document_id(given))
+        return record is None or record.content_digest != content_digest(merged.document)
 
     def _beside_known(self, document: Document) -> _Merged | None:
         """A document with the chunks that the corpus has of it, in its own order if it has all.

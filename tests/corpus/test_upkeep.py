@@ -67,7 +67,7 @@ def test_repeated_chunks_stay_when_the_others_are_ensured(corpus):
 
 
 def test_newer_version_stays_when_it_comes_while_others_are_ensured(corpus, monkeypatch):
-    """Documents are read one by one, so that a long work does not undo what came meanwhile."""
+    """What came during a long work is looked at again, and not undone."""
     monkeypatch.setattr(publishing, "_WINDOW_TOKENS", 1)
     corpus.add([given(DOG, id="e")])
     corpus.upkeep.ensure(
