@@ -79,6 +79,12 @@ class FollowedRuns(Generic[Record, Frozen]):
         with self._lock:
             return self._tree.num_open_runs
 
+    @property
+    def _open_lines(self) -> list[str]:
+        """A line about runs that are not over, for reports; none where all are."""
+        is_open = bool(self.num_open_runs)
+        return ["still open: runs that go on, or a stream that was not read to its end"] * is_open
+
     def start_run(
         self, run_id: Hashable, parent_run_id: Hashable | None, *, mark: str | None = None
     ) -> None:

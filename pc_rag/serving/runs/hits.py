@@ -96,7 +96,7 @@ class CacheHitRuns(FollowedRuns[RunRecord, RunReport]):
             )
         if calls[CallOutcome.UNREADABLE]:
             lines.append(f"  unreadable metrics, the latest: {self._last_problem}")
-        lines += [stats_text(self.snapshot())]
+        lines += [*self._open_lines, stats_text(self.snapshot())]
         if last is not None:
             lines += ["", f"last {last.describe()}"]
         return "\n".join(lines)

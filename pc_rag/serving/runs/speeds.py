@@ -114,9 +114,10 @@ class TTFTRuns(FollowedRuns[RunClock, RunTimes]):
 
     def report(self) -> str:
         """Everything as a table for people, a row for each model."""
-        text = speed_text(self.snapshot())
-        replayed = self.num_replayed
-        return f"{text}\nreplayed by the response cache: {replayed}" if replayed else text
+        lines = [speed_text(self.snapshot()), *self._open_lines]
+        if replayed := self.num_replayed:
+            lines.append(f"replayed by the response cache: {replayed}")
+        return "\n".join(lines)
 
     def to_dict(self) -> dict[str, Plain]:
         """Everything as JSON can say it, the times of the latest runs included."""
