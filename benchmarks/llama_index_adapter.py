@@ -103,7 +103,7 @@ def baseline_model(dtype: str) -> HuggingFaceLLM:
         tokenizer=loaded.tokenizer.hf_tokenizer,
         context_window=loaded.max_position,
         max_new_tokens=MAX_TOKENS,
-        generate_kwargs={"do_sample": False, "pad_token_id": loaded.tokenizer.eos_ids[0]},
+        generate_kwargs={"do_sample": False, "pad_token_id": min(loaded.tokenizer.eos_ids)},
         is_chat_model=True,
     )
 
