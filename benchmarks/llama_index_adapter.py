@@ -38,6 +38,7 @@ from adapters import CHUNK_CHARS, MAX_TOKENS, STREAMED_TOKENS
 from llama_index.core import Document, VectorStoreIndex
 from llama_index.core.instrumentation import get_dispatcher
 from llama_index.core.instrumentation.event_handlers import BaseEventHandler
+from llama_index.core.instrumentation.events.llm import LLMChatStartEvent
 from llama_index.core.llms import ChatMessage, MessageRole
 from llama_index.core.node_parser import SentenceSplitter
 from llama_index.llms.huggingface import HuggingFaceLLM
@@ -47,6 +48,7 @@ from llama_index.llms.pc_rag import (
     PromptCacheEncoder,
     PromptCacheEvent,
 )
+from llama_index.llms.pc_rag.messages import to_conversation
 from pydantic import Field
 
 from pc_rag.cli.demo_script import QUESTIONS, TOPICS
@@ -72,14 +74,17 @@ SYSTEM = "Answer in one or two short sentences, using only this context:\n\n"
 
 
 class Heard(BaseEventHandler):
-    """Keeps the metrics of our model's calls."""
+    """Keeps what models are asked, and the metrics of our model's calls."""
 
     metrics: list[Any] = Field(default_factory=list)
+    messages: list[Any] = Field(default_factory=list)
 
     def handle(self, event: object, **_: Any) -> None:
-        """Keep an event of ours."""
+        """Keep what an event tells."""
         if isinstance(event, PromptCacheEvent):
             self.metrics.append(event.request_metrics)
+        elif isinstance(event, LLMChatStartEvent):
+            self.messages = event.messages
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +145,9 @@ def compare(num_nodes: int, options: argparse.Namespace, heard: Heard) -> dict[s
         embed_model=PcRagEmbedding(),
     )
     baseline = baseline_model(options.dtype)
-    num_same = learn_and_check(ours, baseline, index, num_nodes)
+    num_same = learn_and_check(
+        ours, baseline, heard, lambda llm, q: ask(llm, index, q, num_nodes)[2]
+    )
     samples: list[Sample] = []
     arms: list[tuple[str, LLM]] = [("baseline", baseline), ("candidate", ours)]
     for round_number in range(options.rounds + 1):
@@ -156,18 +163,35 @@ def compare(num_nodes: int, options: argparse.Namespace, heard: Heard) -> dict[s
 
 
 def learn_and_check(
-    ours: PcRagLLM, baseline: HuggingFaceLLM, index: VectorStoreIndex, num_nodes: int
+    ours: PcRagLLM,
+    baseline: HuggingFaceLLM,
+    heard: Heard,
+    answer_of: Callable[[LLM, str], str],
 ) -> int:
-    """Learn the prompt's head; how many greedy answers without reuse are the baseline's."""
+    """Learn the prompt's head, and compare greedy answers without reuse.
+
+    Ends the program where they differ though both models saw the same tokens. Ours tokenises each
+    chunk by itself, so some prompts differ at the borders of chunks.
+
+    Returns:
+        How many answers are the baseline's.
+    """
     learning = ours.model_copy(update={"learn_prefix": True})
     uncached = ours.model_copy(update={"reuse": False})
+    tokenizer = ours.host.tokenizer.hf_tokenizer
     num_same = 0
     for question in QUESTIONS:
-        ask(learning, index, question, num_nodes)
+        answer_of(learning, question)
         if learning.prefix_learning is not None:
             learning.prefix_learning.result()
-        expected = ask(baseline, index, question, num_nodes)[2]
-        num_same += ask(uncached, index, question, num_nodes)[2].strip() == expected.strip()
+        expected = answer_of(baseline, question).strip()
+        answer = answer_of(uncached, question).strip()
+        num_same += answer == expected
+        plain = [{"role": m.role.value, "content": m.content} for m in heard.messages]
+        text = tokenizer.apply_chat_template(plain, tokenize=False, add_generation_prompt=True)
+        planned = ours.open_corpus().plan(to_conversation(heard.messages)).plan.token_ids
+        if tuple(tokenizer(text)["input_ids"]) == planned and answer != expected:
+            raise SystemExit(f"{question}: {answer!r} is not HuggingFaceLLM's {expected!r}")
     return num_same
 
 
