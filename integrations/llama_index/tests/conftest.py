@@ -13,6 +13,7 @@ from tests.support.adapter_fixtures import (
 )
 from tests.support.corpora import CAT, tiny_engine
 from tests.support.engines import SpyStore
+from tests.support.llama_index_nodes import Opened
 
 __all__ = ["corpus", "one_thread", "other_folder", "quiet_machine", "tiny_folder"]
 
@@ -26,3 +27,23 @@ def spied():
         llm = PcRagLLM(corpus=corpus, max_tokens=100)
         llm.complete(CAT, max_tokens=1)
         yield llm, engine, store
+
+
+@pytest.fixture
+def opened(tmp_path):
+    """Opens corpora over one folder, with an encoder each; closes them."""
+    made = []
+
+    def make(**options):
+        made.append(Opened(tmp_path, **options))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+@pytest.fixture
+def held(opened):
+    """One of them, with the defaults."""
+    return opened()

@@ -27,26 +27,7 @@ from tests.support.corpora import (
     FISH,
     recorded,
 )
-from tests.support.llama_index_nodes import LONG, Opened, document, node, pipeline, splitter
-
-
-@pytest.fixture
-def opened(tmp_path):
-    made = []
-
-    def make(**options):
-        made.append(Opened(tmp_path, **options))
-        return made[-1]
-
-    yield make
-    for each in made:
-        each.close()
-
-
-@pytest.fixture
-def held(opened):
-    return opened()
-
+from tests.support.llama_index_nodes import LONG, document, node, pipeline, splitter
 
 # -- what becomes a chunk -------------------------------------------------------------------------
 

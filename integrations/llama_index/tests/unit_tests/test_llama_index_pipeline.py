@@ -14,25 +14,7 @@ from pc_rag.corpus import Corpus
 from pc_rag.kv.disk_tier import DiskTier
 from pc_rag.kv.memory_tier import MemoryTier
 from tests.support.corpora import CAT, DOG, FISH, loaded_model, tiny_engine
-from tests.support.llama_index_nodes import LONG, Opened, document, node, pipeline
-
-
-@pytest.fixture
-def opened(tmp_path):
-    made = []
-
-    def make(**options):
-        made.append(Opened(tmp_path, **options))
-        return made[-1]
-
-    yield make
-    for each in made:
-        each.close()
-
-
-@pytest.fixture
-def held(opened):
-    return opened()
+from tests.support.llama_index_nodes import LONG, document, node, pipeline
 
 
 def test_cache_skips_the_encoder_when_nothing_changed_since(held):
