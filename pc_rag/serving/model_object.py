@@ -33,7 +33,8 @@ def translated(owner: str, given: Mapping[str, Any]) -> dict[str, Any]:
 
     Args:
         owner: What the object is called, for messages.
-        given: Names and values; what changes nothing is left out. Not modified.
+        given: Names and values; what changes nothing is left out, and so is ``None`` beside another
+            name's value. Not modified.
 
     Raises:
         ConfigError: A model or store without a name, or one setting under two names.
@@ -43,9 +44,12 @@ def translated(owner: str, given: Mapping[str, Any]) -> dict[str, Any]:
         name = ALIASES.get(given_name, given_name)
         if is_no_op(given_name, value):
             continue
-        if name in values and values[name] != value:
+        known = values.get(name)
+        if known is not None and value is None:
+            continue
+        if known is not None and known != value:
             raise ConfigError(
-                f"{owner}: {name} is given twice, as {values[name]!r} and {value!r}; other names "
+                f"{owner}: {name} is given twice, as {known!r} and {value!r}; other names "
                 f"of it are {', '.join(k for k, v in ALIASES.items() if v == name)}; leave one out"
             )
         values[name] = value

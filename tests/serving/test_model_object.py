@@ -51,6 +51,14 @@ def test_setting_is_refused_when_two_names_of_it_differ(order):
     assert translated("Plain", dict.fromkeys(order, "a")) == {"model": "a"}
 
 
+@pytest.mark.parametrize("order", [("model", "model_name"), ("model_name", "model")])
+def test_setting_is_taken_when_its_other_name_is_none(order):
+    """Wrappers pass all names there are, most of them unset."""
+    for given in (("a", None), (None, "a")):
+        assert translated("Plain", dict(zip(order, given, strict=True))) == {"model": "a"}
+    assert translated("Plain", {"store": None}) == {"store": None}
+
+
 @pytest.mark.parametrize("name", ["model", "store"])
 def test_name_is_refused_when_it_is_empty(name):
     """An empty path would be the working folder."""

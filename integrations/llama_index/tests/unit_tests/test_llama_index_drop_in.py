@@ -148,7 +148,7 @@ async def test_nodes_are_hit_when_their_texts_end_in_whitespace(llm):
 
 
 async def test_every_miss_has_a_reason_when_entries_are_lost(llm, corpus):
-    """A hit rate of 0 says why (pitfall 34)."""
+    """A hit rate of 0 says why (pitfall 34); the call encodes them, and the next one hits."""
     for record in corpus.plan(f"{CAT}\n\n{DOG}\n\n{FISH}").plan.cached:
         corpus.engine.store.remove(record.key)
     with events() as kept:
@@ -157,6 +157,7 @@ async def test_every_miss_has_a_reason_when_entries_are_lost(llm, corpus):
     uses = chunks_in(metrics)
     assert len(uses) == 3
     assert all(not use.is_hit and use.miss_reason is not None for use in uses)
+    assert len(await hits_of(engine_of(llm))) == 3
 
 
 @pytest.mark.parametrize("is_async", [False, True])

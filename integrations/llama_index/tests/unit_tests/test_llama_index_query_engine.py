@@ -42,6 +42,7 @@ from tests.support.llama_index_indexes import (
     ListRetriever,
     WordEmbedding,
     answered,
+    chunk_text,
     encode_nodes,
     events,
     hit_labels,
@@ -348,6 +349,27 @@ async def test_retrieved_nodes_are_warmed_when_they_pass_the_prefetch(counted, l
     (texts, future), _ = begun
     assert texts == [f"source: a.txt\n\n{CAT}", "unknown to the corpus, as yet"]
     assert future.result() == 1
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+@pytest.mark.parametrize("streaming", [False, True])
+async def test_warming_begins_before_the_model_is_asked_when_an_engine_is_queried(
+    counted, llm, streaming, is_async
+):
+    """Once a query, with what was retrieved: behind the prompt it would be of no use."""
+    engine = PromptCacheQueryEngine.from_index(vector_index(), llm=llm, streaming=streaming)
+    begun = warmings(counted.corpus)
+    num_begun = []
+    plan = counted.corpus.plan
+
+    def planned(*arguments, **keywords):
+        num_begun.append(len(begun))
+        return plan(*arguments, **keywords)
+
+    counted.corpus.plan = planned
+    await answered(engine, is_async=is_async)
+    assert num_begun == [1]
+    assert sorted(begun[0][0]) == sorted(map(chunk_text, text_nodes()))
 
 
 def test_the_prefetch_encodes_what_is_missing_when_it_is_told_so(counted):

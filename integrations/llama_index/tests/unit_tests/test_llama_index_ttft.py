@@ -164,6 +164,14 @@ def test_call_is_cancelled_and_timed_when_the_consumer_leaves(handler, clock):
     assert handler.num_open_runs == 0
 
 
+def test_run_is_open_in_the_report_when_its_stream_is_not_read(handler):
+    """A table without rows would not say why."""
+    response = engine_of(SpeakingLLM(), streaming=True).query("?")
+    assert "still open: " in handler.report()
+    answer_of(response)
+    assert "still open" not in handler.report()
+
+
 @pytest.mark.parametrize("streaming", [False, True])
 def test_call_is_failed_and_not_timed_when_the_model_raises(handler, clock, streaming):
     """Times of half a call say nothing."""
