@@ -16,6 +16,7 @@ from llama_index.core.tools import QueryEngineTool
 from llama_index.llms.pc_rag import PcRagLLM
 
 from pc_rag.errors import GenerationError, LayoutError
+from pc_rag.types import HitKind
 from tests.support.corpora import CAT, DOG, FISH
 from tests.support.llama_index_indexes import (
     QUESTION,
@@ -101,6 +102,24 @@ async def test_answers_are_equal_when_a_query_streams_or_is_asynchronous(llm):
     }
     assert len(answers) == 1
     assert "Empty Response" not in answers
+
+
+async def test_first_node_is_an_exact_hit_when_the_templates_head_was_learned(llm):
+    """``learn_prefix``: nodes are encoded behind the head, once, in the background."""
+    learning = llm.model_copy(update={"learn_prefix": True})
+    await answered(engine_of(learning))
+    learned = learning.prefix_learning
+    assert learned.result() == 3
+    await answered(engine_of(learning))
+    assert learning.prefix_learning is learned
+    with events() as kept:
+        await answered(engine_of(llm))
+    (metrics,) = requests_in(kept)
+    assert [use.hit_kind for use in chunks_in(metrics)] == [
+        HitKind.EXACT,
+        HitKind.COMPOSED,
+        HitKind.COMPOSED,
+    ]
 
 
 def read_folder(folder):

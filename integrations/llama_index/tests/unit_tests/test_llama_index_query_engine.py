@@ -30,7 +30,7 @@ from llama_index.llms.pc_rag import (
 from llama_index.llms.pc_rag.query_engine import nodes_of
 from pydantic import BaseModel, Field, ValidationError
 
-from pc_rag.corpus import Corpus, IngestReport
+from pc_rag.corpus import Corpus, Document, IngestReport
 from pc_rag.errors import ConfigError, LayoutError, StoreError
 from pc_rag.kv.memory_tier import MemoryTier
 from tests.support.corpora import CAT, DOG, FISH, opened, recorded, tiny_engine
@@ -390,6 +390,24 @@ async def test_the_query_is_answered_when_the_store_fails_at_what_it_found(count
     assert await hits_of(engine, is_async=is_async) == []
     counted.entries.broken.clear()
     assert await hits_of(engine, is_async=is_async) == labels_of(nodes)
+
+
+async def test_the_query_is_answered_when_others_change_its_document_over_and_over(counted, llm):
+    """Another process's ingestion is no fault of the question's."""
+    node = TextNode(text=CAT, id_="d")
+    counted.corpus.add([Document.of_chunks([DOG], id="d")])
+    texts = iter(f"{FISH} It is the fish number {i}." for i in range(100))
+    add = counted.corpus.upkeep._add
+
+    def add_late(documents, **options):
+        documents = list(documents)
+        counted.corpus.add([Document.of_chunks([next(texts)], id="d")])
+        return add(documents, **options)
+
+    counted.corpus.upkeep._add = add_late
+    engine = PromptCacheQueryEngine.from_retriever(ListRetriever([node]), llm=llm)
+    assert await hits_of(engine) == []
+    assert next(texts).endswith("8.")  # it was tried eight times
 
 
 def test_nodes_pass_the_prefetch_when_one_is_too_long_for_any_prompt(counted):

@@ -12,7 +12,7 @@ from llama_index.llms.pc_rag.encoder import PromptCacheEncoder
 from pydantic import ConfigDict, Field, model_validator
 
 from pc_rag.corpus import Corpus
-from pc_rag.errors import ConfigError, LayoutError, StoreIOError
+from pc_rag.errors import ConfigError, IngestError, LayoutError, StoreIOError
 
 if TYPE_CHECKING:
     from llama_index.core.schema import NodeWithScore, QueryBundle
@@ -23,8 +23,8 @@ class PromptCachePrefetch(BaseNodePostprocessor):
 
     Put it behind the postprocessors that drop, reorder or rewrite nodes. The query does not wait,
     and what the corpus does not know is left alone, unless ``encode_missing`` is set. Nodes that
-    cannot be encoded, for their length or because the store's medium fails, are computed in the
-    prompt.
+    cannot be encoded, for their length, because the store's medium fails, or because others change
+    their document over and over, are computed in the prompt.
 
     Raises:
         ConfigError: Not exactly one of ``llm``, ``corpus`` and ``encoder`` is given.
@@ -69,7 +69,9 @@ class PromptCachePrefetch(BaseNodePostprocessor):
             pairs = zip(nodes, texts, strict=True)
             missing = [each.node for each, text in pairs if text and not corpus.holds(text)]
             if missing:
-                with suppress(LayoutError, StoreIOError):  # the prompt computes them, and tells
+                with suppress(
+                    IngestError, LayoutError, StoreIOError
+                ):  # the prompt computes and tells
                     encoder.ensure_encoded(missing)
         corpus.warm(texts)
         return nodes
