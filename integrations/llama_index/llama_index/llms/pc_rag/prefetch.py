@@ -69,9 +69,8 @@ class PromptCachePrefetch(BaseNodePostprocessor):
             pairs = zip(nodes, texts, strict=True)
             missing = [each.node for each, text in pairs if text and not corpus.holds(text)]
             if missing:
-                with suppress(
-                    IngestError, LayoutError, StoreIOError
-                ):  # the prompt computes and tells
+                # The prompt computes what is not encoded, and its metrics tell.
+                with suppress(IngestError, LayoutError, StoreIOError):
                     encoder.ensure_encoded(missing)
         corpus.warm(texts)
         return nodes
