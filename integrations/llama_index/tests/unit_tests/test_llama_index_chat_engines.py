@@ -24,7 +24,7 @@ from tests.support.llama_index_indexes import (
 FOLLOW_UP = "And what did the dog do?"
 CONTEXT_MODES = [ChatMode.CONTEXT, ChatMode.CONDENSE_PLUS_CONTEXT, ChatMode.BEST]
 MODES = [ChatMode.SIMPLE, ChatMode.CONDENSE_QUESTION, *CONTEXT_MODES]
-NODES = text_nodes()
+NODES = text_nodes(source="pets.txt")
 
 
 @pytest.fixture

@@ -80,15 +80,18 @@ async def hits_of(engine, question=QUESTION):
 @pytest.mark.parametrize("streaming", [False, True])
 @pytest.mark.parametrize("mode", list(ResponseMode))
 async def test_nodes_are_hit_when_a_query_engine_of_any_mode_is_asked(
-    llm, mode, streaming, is_async
+    llm, corpus, mode, streaming, is_async
 ):
-    """Every node that a prompt holds is read from the cache, however the engine is asked."""
+    """Every node that a prompt holds is read from the cache with its metadata header."""
     if streaming and mode in WITHOUT_STREAM:
         pytest.skip("LlamaIndex cannot stream in this mode")
-    engine = engine_of(llm, mode, streaming=streaming)
+    nodes = text_nodes(source="pets.txt")
+    encode_nodes(corpus, nodes)
+    engine = engine_of(llm, mode, nodes=nodes, streaming=streaming)
     with events() as kept:
         await answered(engine, is_async=is_async)
     found = requests_in(kept)
+    assert {label for m in found for label in hit_labels(m)} <= set(labels_of(nodes))
     assert [len(hit_labels(metrics)) for metrics in found] == HITS[mode]
     assert all(len(chunks_in(m)) == len(hit_labels(m)) for m in found)
 
