@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from dataclasses import dataclass, field, replace
-from threading import Lock
+from threading import RLock
 from typing import TYPE_CHECKING, Protocol
 
 from pc_rag.corpus.documents import Document, content_digest, document_id
@@ -92,7 +92,7 @@ class Upkeep:
         self._prefixes = prefixes
         self._add = add
         self._ingest = ingest
-        self._lock = Lock()
+        self._lock = RLock()  # a callback of progress may ensure others
 
     @property
     def revision(self) -> str:

@@ -362,3 +362,16 @@ def test_nothing_is_looked_for_again_when_metadata_is_named_in_another_order(cor
     corpus.add([given(CAT, metadata=OURS | {"page": "1"})])
     assert corpus.upkeep.restore(OURS | {"page": "1"}) != IngestReport()
     assert corpus.upkeep.restore({"page": "1"} | OURS) == IngestReport()
+
+
+def test_callback_may_ensure_others_when_it_is_told_of_progress(corpus):
+    """It does not wait for itself."""
+    done = []
+
+    def on_progress(_):
+        if not done:
+            done.append(corpus.upkeep.ensure([given(DOG, id="e")]).num_encoded)
+
+    corpus.upkeep.ensure([given(CAT)], on_progress=on_progress)
+    assert done == [1]
+    assert ids(corpus) == ["d", "e"]
