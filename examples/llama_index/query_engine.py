@@ -36,6 +36,9 @@ def main() -> None:
         for name, text in FILES.items():
             Path(folder, name).write_text(text, encoding="utf-8")
         documents = SimpleDirectoryReader(folder).load_data()
+        for document in documents:  # a path that is another at each run belongs into no prompt
+            document.excluded_llm_metadata_keys.append("file_path")
+            document.excluded_embed_metadata_keys.append("file_path")
         index = VectorStoreIndex.from_documents(documents, embed_model=PcRagEmbedding())
         engine = PromptCacheQueryEngine.from_index(
             index, llm=llm, similarity_top_k=2, streaming=True
