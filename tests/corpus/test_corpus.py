@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-import textwrap
 import threading
 from pathlib import Path
 
@@ -37,6 +32,7 @@ from tests.support.corpora import (
     same_in_both_arms,
     tiny_engine,
 )
+from tests.support.processes import run_script
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -254,23 +250,10 @@ with opened(Path(sys.argv[1])) as corpus:
 """
 
 
-def run_restart(folder, seed):
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(RESTART), str(folder)],
-        cwd=ROOT,
-        env=os.environ | {"PYTHONHASHSEED": seed},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
-
-
 def test_all_chunks_hit_when_a_new_process_with_another_hash_seed_asks(tmp_path):
     """Pitfall 43: keys come from content, and everything needed is on disk."""
-    first = run_restart(tmp_path, "1")
-    second = run_restart(tmp_path, "2")
+    first = run_script(RESTART, tmp_path, seed="1")
+    second = run_script(RESTART, tmp_path, seed="2")
     assert first["hash"] != second["hash"]
     assert (first["encoded"], second["encoded"]) == (3, 0)
     assert second["hits"] == [Tier.DISK] * 3

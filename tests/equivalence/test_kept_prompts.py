@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-import textwrap
 from pathlib import Path
 
 import pytest
@@ -27,6 +22,7 @@ from tests.support.corpora import (
     same_in_both_arms,
 )
 from tests.support.engines import reference_ids, stored_bytes
+from tests.support.processes import run_script
 from tests.support.reference import full_logits
 from tests.support.tiny_models import FAMILIES
 
@@ -156,22 +152,9 @@ with opened(Path(sys.argv[1])) as corpus:
 """
 
 
-def run_restart(folder, seed):
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(RESTART), str(folder)],
-        cwd=ROOT,
-        env=os.environ | {"PYTHONHASHSEED": seed},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
-
-
 def test_kept_text_hits_when_a_new_process_with_another_hash_seed_asks(tmp_path):
     """Pitfall 43: kept entries are on disk, under keys that come from content."""
-    first, second = run_restart(tmp_path, "1"), run_restart(tmp_path, "2")
+    first, second = run_script(RESTART, tmp_path, seed="1"), run_script(RESTART, tmp_path, seed="2")
     assert first["hash"] != second["hash"]
     assert (first["tiers"], second["tiers"]) == ([None, None], [Tier.DISK, Tier.DISK])
     assert first["tokens"] == second["tokens"]

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
+
 import pytest
 import torch
 
 from tests.support.cli import save_tiny_model
 from tests.support.corpora import TEXTS, opened
+
+WAIT_SECONDS = 10
 
 
 @pytest.fixture(autouse=True)
@@ -45,3 +50,22 @@ def corpus():
     with opened(prefix_cache_bytes=1 << 26) as corpus:
         corpus.add(TEXTS)
         yield corpus
+
+
+@pytest.fixture
+def waits_for_the_loop():
+    """Makes a function wait until the event loop has run meanwhile."""
+
+    def waiting(function):
+        loop = asyncio.get_running_loop()
+
+        def wait_first(*args, **kwargs):
+            has_run = threading.Event()
+            loop.call_soon_threadsafe(has_run.set)
+            if not has_run.wait(WAIT_SECONDS):
+                pytest.fail("the event loop was blocked")
+            return function(*args, **kwargs)
+
+        return wait_first
+
+    return waiting

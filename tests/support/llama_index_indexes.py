@@ -134,3 +134,11 @@ async def text_of(response: Any) -> str:
     if isinstance(response, AsyncStreamingResponse):
         return "".join([piece async for piece in response.async_response_gen()])
     return str(response)
+
+
+async def hits_of(engine, *, is_async=False, question=QUESTION):
+    """The chunks that the one call of a query hits."""
+    with events() as kept:
+        await answered(engine, question, is_async=is_async)
+    (metrics,) = requests_in(kept)
+    return hit_labels(metrics)

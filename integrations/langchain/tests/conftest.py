@@ -6,6 +6,14 @@ from tests.support.adapter_fixtures import (
     other_folder,
     quiet_machine,
     tiny_folder,
+    waits_for_the_loop,
 )
 
-__all__ = ["corpus", "one_thread", "other_folder", "quiet_machine", "tiny_folder"]
+__all__ = [
+    "corpus",
+    "one_thread",
+    "other_folder",
+    "quiet_machine",
+    "tiny_folder",
+    "waits_for_the_loop",
+]

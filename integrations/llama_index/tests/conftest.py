@@ -10,12 +10,20 @@ from tests.support.adapter_fixtures import (
     other_folder,
     quiet_machine,
     tiny_folder,
+    waits_for_the_loop,
 )
 from tests.support.corpora import CAT, tiny_engine
 from tests.support.engines import SpyStore
 from tests.support.llama_index_nodes import Opened
 
-__all__ = ["corpus", "one_thread", "other_folder", "quiet_machine", "tiny_folder"]
+__all__ = [
+    "corpus",
+    "one_thread",
+    "other_folder",
+    "quiet_machine",
+    "tiny_folder",
+    "waits_for_the_loop",
+]
 
 
 @pytest.fixture

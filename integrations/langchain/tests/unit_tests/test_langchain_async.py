@@ -109,25 +109,6 @@ async def test_loop_goes_on_when_two_answers_are_computed(llm):
     assert ticks > 30
 
 
-@pytest.fixture
-def waits_for_the_loop():
-    """Makes a function wait until the event loop has run meanwhile."""
-
-    def waiting(function):
-        loop = asyncio.get_running_loop()
-
-        def wait_first(*args, **kwargs):
-            has_run = threading.Event()
-            loop.call_soon_threadsafe(has_run.set)
-            if not has_run.wait(WAIT_SECONDS):
-                pytest.fail("the event loop was blocked")
-            return function(*args, **kwargs)
-
-        return wait_first
-
-    return waiting
-
-
 async def test_loop_goes_on_when_a_prompt_is_planned(llm, corpus, ask, waits_for_the_loop):
     """Tokenising and recognising a long prompt takes time that the loop does not lose."""
     corpus.stream_prompt = waits_for_the_loop(corpus.stream_prompt)

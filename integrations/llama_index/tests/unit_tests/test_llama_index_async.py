@@ -162,25 +162,6 @@ async def test_loop_goes_on_when_two_answers_are_computed(llm, async_way):
     assert ticks > 30
 
 
-@pytest.fixture
-def waits_for_the_loop():
-    """Makes a function wait until the event loop has run meanwhile."""
-
-    def waiting(function):
-        loop = asyncio.get_running_loop()
-
-        def wait_first(*args, **kwargs):
-            has_run = threading.Event()
-            loop.call_soon_threadsafe(has_run.set)
-            if not has_run.wait(WAIT_SECONDS):
-                pytest.fail("the event loop was blocked")
-            return function(*args, **kwargs)
-
-        return wait_first
-
-    return waiting
-
-
 async def test_loop_goes_on_when_the_model_is_loaded(
     tiny_folder, async_way, waits_for_the_loop, monkeypatch
 ):
