@@ -7,12 +7,19 @@ import platform
 import statistics
 import time
 from importlib.metadata import version
+from pydoc_data.topics import topics
 from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from pc_rag.cli.demo_script import QUESTIONS, TOPICS
+from pc_rag.corpus import Corpus
+from pc_rag.engine import PromptCache
+from pc_rag.model.conversation import ChatMessage, Conversation
 from pc_rag.model.loading import load_tokenizer, wrap_model
+from pc_rag.model.sampling import GenerationConfig
+from pc_rag.types import Role
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -42,14 +49,41 @@ def tiny_model() -> LoadedModel:
     return wrap_model(model.eval(), tokenizer, name="tiny")
 
 
-def overhead(arms: Mapping[str, Callable[[], object]], *, rounds: int) -> dict[str, Any]:
-    """What an adapter adds to the engine; ends the program where it is too much.
+def overhead(
+    arms_of: Callable[[Corpus, str, str], tuple[Callable[[], object], Callable[[], object]]],
+    *,
+    head: str,
+    rounds: int,
+) -> dict[str, Any]:
+    """What an adapter adds to the engine, in milliseconds; ends the program where it is too much.
 
     Args:
-        arms: ``engine`` and ``call`` of one token, ``engine stream`` and ``stream`` of
-            ``STREAMED_TOKENS``.
-        rounds: How often each is run, behind two warm-ups.
+        arms_of: From a corpus, a system text and a question to the adapter's call of one token,
+            and its stream of ``STREAMED_TOKENS``.
+        head: What the system text begins with; four chunks of the corpus follow.
+        rounds: How often each arm is run, behind two warm-ups.
     """
+    with (
+        PromptCache.from_pretrained(tiny_model()) as engine,
+        Corpus(engine, has_retrieval=False) as corpus,
+    ):
+        texts = [topics[name][:CHUNK_CHARS] for name in TOPICS[:4]]
+        corpus.add(texts)
+        system, question = head + "\n\n".join(texts), QUESTIONS[0]
+        prompt = Conversation((ChatMessage(Role.SYSTEM, system), ChatMessage(Role.USER, question)))
+        call, stream = arms_of(corpus, system, question)
+        many = GenerationConfig(max_new_tokens=STREAMED_TOKENS)
+        arms = {
+            "engine": lambda: corpus.generate(prompt, GenerationConfig(max_new_tokens=1)),
+            "call": call,
+            "engine stream": lambda: list(corpus.stream_prompt(prompt, many)),
+            "stream": stream,
+        }
+        return _compared(arms, rounds)
+
+
+def _compared(arms: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, Any]:
+    """Run arms in turn, and print what the adapter adds."""
     samples: dict[str, list[float]] = {name: [] for name in arms}
     order = list(arms.items())
     for number in range(rounds + 2):

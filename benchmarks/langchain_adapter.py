@@ -46,12 +46,7 @@ from transformers import pipeline
 
 from pc_rag.cli.demo_script import QUESTIONS, TOPICS
 from pc_rag.config import EngineConfig
-from pc_rag.corpus import Corpus
-from pc_rag.engine import PromptCache
-from pc_rag.model.conversation import ChatMessage, Conversation
 from pc_rag.model.loading import load_model, load_tokenizer
-from pc_rag.model.sampling import GenerationConfig
-from pc_rag.types import Role
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -59,6 +54,8 @@ if TYPE_CHECKING:
     from langchain_core.documents import Document
     from langchain_core.language_models import BaseChatModel
     from langchain_core.runnables import Runnable
+
+    from pc_rag.corpus import Corpus
 
 SYSTEM = "Answer in one or two short sentences, using only this context:\n\n{context}"
 SAMPLE_FIELDS = ("arm", "round_number", "question_index", "ttft_seconds", "total_seconds")
@@ -169,29 +166,16 @@ def check(
     return num_same, statistics.median(counts)
 
 
-def measure_overhead(rounds: int) -> dict[str, Any]:
-    """What the adapter adds to the engine, in milliseconds."""
-    with (
-        PromptCache.from_pretrained(adapters.tiny_model()) as engine,
-        Corpus(engine, has_retrieval=False) as corpus,
-    ):
-        texts = [topics[name][:CHUNK_CHARS] for name in TOPICS[:4]]
-        corpus.add(texts)
-        llm = ChatPcRag(corpus=corpus)
-        system = SYSTEM.format(context="\n\n".join(texts))
-        messages = [SystemMessage(system), HumanMessage(QUESTIONS[0])]
-        conversation = Conversation(
-            (ChatMessage(Role.SYSTEM, system), ChatMessage(Role.USER, QUESTIONS[0]))
-        )
-        arms: dict[str, Callable[[], object]] = {
-            "engine": lambda: corpus.generate(conversation, GenerationConfig(max_new_tokens=1)),
-            "call": lambda: llm.invoke(messages, max_tokens=1),
-            "engine stream": lambda: list(
-                corpus.stream_prompt(conversation, GenerationConfig(max_new_tokens=STREAMED_TOKENS))
-            ),
-            "stream": lambda: list(llm.stream(messages, max_tokens=STREAMED_TOKENS)),
-        }
-        return adapters.overhead(arms, rounds=rounds)
+def adapter_arms(
+    corpus: Corpus, system: str, question: str
+) -> tuple[Callable[[], object], Callable[[], object]]:
+    """Our model's call of one token, and its stream."""
+    llm = ChatPcRag(corpus=corpus)
+    messages = [SystemMessage(system), HumanMessage(question)]
+    return (
+        lambda: llm.invoke(messages, max_tokens=1),
+        lambda: list(llm.stream(messages, max_tokens=STREAMED_TOKENS)),
+    )
 
 
 def main() -> None:
@@ -202,7 +186,9 @@ def main() -> None:
     parser.add_argument("--overhead-rounds", type=int, default=100)
     parser.add_argument("--dtype", default="float32")
     options = parser.parse_args()
-    added = measure_overhead(options.overhead_rounds)
+    added = adapters.overhead(
+        adapter_arms, head=SYSTEM.format(context=""), rounds=options.overhead_rounds
+    )
     print(
         f"\n{'chunks':>7} {'prompt tokens':>14} {'pipeline ms':>13} {'ours ms':>9} {'ratio':>8} "
         f"{'hit rate':>9}"

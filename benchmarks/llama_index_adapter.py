@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING, Any
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import adapters
-from adapters import CHUNK_CHARS, MAX_TOKENS, STREAMED_TOKENS
+from adapters import MAX_TOKENS, STREAMED_TOKENS
 from llama_index.core import Document, VectorStoreIndex
 from llama_index.core.instrumentation import get_dispatcher
 from llama_index.core.instrumentation.event_handlers import BaseEventHandler
@@ -53,19 +53,14 @@ from pydantic import Field
 
 from pc_rag.cli.demo_script import QUESTIONS, TOPICS
 from pc_rag.config import EngineConfig
-from pc_rag.corpus import Corpus
-from pc_rag.engine import PromptCache
-from pc_rag.model.conversation import ChatMessage as PcRagMessage
-from pc_rag.model.conversation import Conversation
 from pc_rag.model.loading import load_model
-from pc_rag.model.sampling import GenerationConfig
-from pc_rag.types import Role
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from llama_index.core.llms import LLM
 
+    from pc_rag.corpus import Corpus
     from pc_rag.metrics import RequestMetrics
 
 CHUNK_TOKENS = 230
@@ -233,32 +228,19 @@ def summary(num_nodes: int, num_same: int, samples: list[Sample]) -> dict[str, A
     }
 
 
-def measure_overhead(rounds: int) -> dict[str, Any]:
-    """What the adapter adds to the engine, in milliseconds."""
-    with (
-        PromptCache.from_pretrained(adapters.tiny_model()) as engine,
-        Corpus(engine, has_retrieval=False) as corpus,
-    ):
-        texts = [topics[name][:CHUNK_CHARS] for name in TOPICS[:4]]
-        corpus.add(texts)
-        llm = PcRagLLM(corpus=corpus)
-        system = SYSTEM + "\n\n".join(texts)
-        messages = [
-            ChatMessage(role=MessageRole.SYSTEM, content=system),
-            ChatMessage(role=MessageRole.USER, content=QUESTIONS[0]),
-        ]
-        conversation = Conversation(
-            (PcRagMessage(Role.SYSTEM, system), PcRagMessage(Role.USER, QUESTIONS[0]))
-        )
-        arms: dict[str, Callable[[], object]] = {
-            "engine": lambda: corpus.generate(conversation, GenerationConfig(max_new_tokens=1)),
-            "call": lambda: llm.chat(messages, max_tokens=1),
-            "engine stream": lambda: list(
-                corpus.stream_prompt(conversation, GenerationConfig(max_new_tokens=STREAMED_TOKENS))
-            ),
-            "stream": lambda: list(llm.stream_chat(messages, max_tokens=STREAMED_TOKENS)),
-        }
-        return adapters.overhead(arms, rounds=rounds)
+def adapter_arms(
+    corpus: Corpus, system: str, question: str
+) -> tuple[Callable[[], object], Callable[[], object]]:
+    """Our model's call of one token, and its stream."""
+    llm = PcRagLLM(corpus=corpus)
+    messages = [
+        ChatMessage(role=MessageRole.SYSTEM, content=system),
+        ChatMessage(role=MessageRole.USER, content=question),
+    ]
+    return (
+        lambda: llm.chat(messages, max_tokens=1),
+        lambda: list(llm.stream_chat(messages, max_tokens=STREAMED_TOKENS)),
+    )
 
 
 def main() -> None:
@@ -269,7 +251,7 @@ def main() -> None:
     parser.add_argument("--overhead-rounds", type=int, default=100)
     parser.add_argument("--dtype", default="float32")
     options = parser.parse_args()
-    added = measure_overhead(options.overhead_rounds)
+    added = adapters.overhead(adapter_arms, head=SYSTEM, rounds=options.overhead_rounds)
     heard = Heard()
     get_dispatcher().add_event_handler(heard)
     print(
