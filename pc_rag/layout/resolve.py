@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from pc_rag.errors import Problem
 from pc_rag.layout.schema_layout import ModuleLayout, RunItem, modules_in
-from pc_rag.pml.nodes import Text
+from pc_rag.pml.nodes import Import, Text
 from pc_rag.types import CHAT_ROLES, Role, Span, TokenIds
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from pc_rag.layout.schema_layout import Item, SchemaLayout
     from pc_rag.layout.tokenize import TextEncoder
-    from pc_rag.pml.nodes import Import, Location, Prompt, PromptChild
+    from pc_rag.pml.nodes import Location, Prompt, PromptChild
 
 _NUM_NAMES_SHOWN = 10
 
@@ -141,7 +141,7 @@ class _Resolver:
                     self._add_text(child, is_in_role=block.is_in_role)
                 else:
                     waiting.append(child)
-            elif self._add_import(block, child, waiting):
+            elif isinstance(child, Import) and self._add_import(block, child, waiting):
                 waiting = []
         return waiting
 

@@ -1,4 +1,4 @@
-"""What a PML document says, as values: schemas, modules, unions, roles, prompts, imports, text."""
+"""What a PML document says, as values: schemas and what they declare, prompts and their imports."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Mapping
 
     from pc_rag.types import Role
 
@@ -41,18 +41,44 @@ class Text:
     location: Location = field(default=NOWHERE, compare=False)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parameter:
+    """Reserved positions that an argument of the prompt fills (the paper, section 3.2.2).
+
+    Attributes:
+        name: Unique among the parameters of the nearest enclosing module, or of the schema.
+        max_tokens: Position IDs it reserves; an argument has at most as many tokens. At least 1.
+        scaffold: Text that stands in its place while what holds it is encoded; without one the
+            model's neutral token does.
+        default: The argument of prompts that give none; ``None`` where they must.
+        pads_with_space: A shorter argument is filled up with spaces; otherwise the positions behind
+            it stay empty.
+        location: Of its tag. Not compared.
+    """
+
+    name: str
+    max_tokens: int
+    scaffold: str | None = None
+    default: str | None = None
+    pads_with_space: bool = False
+    location: Location = field(default=NOWHERE, compare=False)
+
+
 @dataclass(frozen=True, slots=True)
 class Module:
     """Named reusable text.
 
     Attributes:
-        name: Unique among the modules of the nearest enclosing module.
+        name: Unique among the modules and scaffolds of the nearest enclosing module.
         children: What it holds, in document order.
+        is_cached: Its KV, and that of all it holds, is stored. Otherwise it is computed in every
+            request that imports it.
         location: Of its start tag. Not compared.
     """
 
     name: str
     children: tuple[SchemaChild, ...] = ()
+    is_cached: bool = field(default=True, kw_only=True)
     location: Location = field(default=NOWHERE, compare=False)
 
 
@@ -62,9 +88,31 @@ class Union:
 
     Attributes:
         members: At least one module.
+        scaffold: Name of the member that text behind the union attends when it is encoded; ``None``
+            for none.
         location: Of its start tag. Not compared.
     """
 
+    members: tuple[Module, ...]
+    scaffold: str | None = field(default=None, kw_only=True)
+    location: Location = field(default=NOWHERE, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Scaffold:
+    """Modules that are encoded together besides each on its own.
+
+    A prompt that imports all of them, or the scaffold itself, reads the KV in which each attends
+    those before it. It adds no level: a member is imported by its own name.
+
+    Attributes:
+        name: Unique among the modules and scaffolds of the nearest enclosing module.
+        members: At least two modules, which hold text, parameters and role blocks only: what they
+            say is the same in every prompt.
+        location: Of its start tag. Not compared.
+    """
+
+    name: str
     members: tuple[Module, ...]
     location: Location = field(default=NOWHERE, compare=False)
 
@@ -84,7 +132,7 @@ class RoleBlock:
     location: Location = field(default=NOWHERE, compare=False)
 
 
-SchemaChild: TypeAlias = Text | Module | Union | RoleBlock
+SchemaChild: TypeAlias = Text | Parameter | Module | Union | Scaffold | RoleBlock
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +141,7 @@ class Schema:
 
     Attributes:
         name: What prompts refer to.
-        children: Text, modules, unions and role blocks, in document order.
+        children: What it declares, in document order.
         location: Of its start tag. Not compared.
         source: Name of the document. Not compared.
     """
@@ -106,20 +154,37 @@ class Schema:
 
 @dataclass(frozen=True, slots=True)
 class Import:
-    """The use of one module in a prompt.
+    """The use of one module or scaffold in a prompt.
 
     Attributes:
-        name: The module's name, looked up in the module of the enclosing import.
-        children: Text of this request, and imports of modules nested in this one.
+        name: The name, or the dotted path, looked up in the module of the enclosing import.
+        children: Text of this request, turns, and imports of modules nested in this one.
+        arguments: Texts for the module's parameters, by name.
         location: Of its tag. Not compared.
     """
 
     name: str
     children: tuple[PromptChild, ...] = ()
+    arguments: Mapping[str, str] = field(default_factory=dict, hash=False, kw_only=True)
     location: Location = field(default=NOWHERE, compare=False)
 
 
-PromptChild: TypeAlias = Text | Import
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One turn of a chat in a prompt, around text and imports of modules that lie in no turn.
+
+    Attributes:
+        role: Who speaks.
+        children: What is said, in document order; holds no other turn at any depth.
+        location: Of its start tag. Not compared.
+    """
+
+    role: Role
+    children: tuple[PromptChild, ...] = ()
+    location: Location = field(default=NOWHERE, compare=False)
+
+
+PromptChild: TypeAlias = Text | Import | Turn
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,23 +193,14 @@ class Prompt:
 
     Attributes:
         schema: Name of the schema.
-        children: Text and imports, in document order.
+        children: Text, imports and turns, in document order.
+        arguments: Texts for the parameters that lie in no module of the schema, by name.
         location: Of its start tag. Not compared.
         source: Name of the document. Not compared.
     """
 
     schema: str
     children: tuple[PromptChild, ...] = ()
+    arguments: Mapping[str, str] = field(default_factory=dict, hash=False, kw_only=True)
     location: Location = field(default=NOWHERE, compare=False)
     source: str = field(default="<string>", compare=False)
-
-
-def modules_of(children: tuple[SchemaChild, ...]) -> Iterator[Module]:
-    """The modules that an import at this place can name: unions and role blocks add no level."""
-    for child in children:
-        if isinstance(child, Module):
-            yield child
-        elif isinstance(child, Union):
-            yield from child.members
-        elif isinstance(child, RoleBlock):
-            yield from modules_of(child.children)
