@@ -16,6 +16,7 @@ from pc_rag.pml.nodes import (
     Union,
 )
 from pc_rag.pml.parser import parse_prompt, parse_schema, read_schema
+from pc_rag.pml.writer import write_prompt, write_schema
 
 __all__ = [
     "Import",
@@ -34,4 +35,6 @@ __all__ = [
     "parse_prompt",
     "parse_schema",
     "read_schema",
+    "write_prompt",
+    "write_schema",
 ]
