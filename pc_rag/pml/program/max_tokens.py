@@ -1,0 +1,124 @@
+"""How long an argument may be, and which annotation says so."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import types
+import typing
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from pc_rag.errors import SchemaError
+
+Hints: TypeAlias = tuple[Any, ...]
+"""What the annotations say a value may be: one of these. Empty where nothing is known."""
+
+
+@dataclass(frozen=True, slots=True)
+class MaxTokens:
+    """In ``Annotated[str, MaxTokens(10)]``: the value stands in text, and reserves 10 tokens.
+
+    Attributes:
+        max_tokens: Position IDs it reserves; an argument has at most as many tokens. At least 1.
+        scaffold: Text that stands in its place while what is around it is encoded.
+        pads_with_space: A shorter argument is filled up with spaces.
+
+    Raises:
+        SchemaError: ``max_tokens`` is no whole number from 1 on.
+    """
+
+    max_tokens: int
+    scaffold: str | None = None
+    pads_with_space: bool = False
+
+    def __post_init__(self) -> None:
+        is_whole = isinstance(self.max_tokens, int) and not isinstance(self.max_tokens, bool)
+        if not is_whole or self.max_tokens < 1:
+            raise SchemaError(
+                f"MaxTokens({self.max_tokens!r}) reserves no tokens; give a whole number from 1 on"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class UnreadHint:
+    """An annotation that cannot be resolved.
+
+    Attributes:
+        reason: Why.
+    """
+
+    reason: str
+
+
+def parameter_hints(function: types.FunctionType, name: str) -> Hints:
+    """What the annotation of one parameter says.
+
+    Each annotation is resolved on its own: that of the return value, often imported for type
+    checkers only, does not matter.
+    """
+    annotation = function.__annotations__.get(name, inspect.Parameter.empty)
+    if annotation is inspect.Parameter.empty:
+        return ()
+    closure = inspect.getclosurevars(function).nonlocals
+    return (_resolved(annotation, function.__globals__, dict(closure)),)
+
+
+def attribute_hints(hints: Hints, attribute: str) -> Hints:
+    """What the annotations of an attribute say, in each class that a value may be of."""
+    found: list[Any] = []
+    for owner in (owner for hint in hints for owner in classes_in(hint)):
+        for base in owner.__mro__:
+            annotation = inspect.get_annotations(base).get(attribute)
+            if annotation is not None:
+                names = vars(sys.modules.get(base.__module__, types.ModuleType("")))
+                found.append(_resolved(annotation, names, dict(vars(base))))
+                break
+    return tuple(found)
+
+
+def narrowed(hints: Hints, classes: tuple[type, ...]) -> Hints:
+    """What is left of the hints where a value is known to be of one of the classes."""
+    kept = tuple(
+        hint
+        for hint in hints
+        if any(issubclass(each, classes) for each in classes_in(hint))
+        and max_tokens_in(hint) is not None
+    )
+    return kept or classes
+
+
+def classes_in(hint: object) -> tuple[type, ...]:
+    """The classes that a value with this annotation may be of."""
+    if isinstance(hint, type) and not typing.get_origin(hint):
+        return (hint,)
+    if typing.get_origin(hint) is typing.Literal:
+        return tuple(type(value) for value in typing.get_args(hint))
+    return tuple(each for inner in _alternatives(hint) for each in classes_in(inner))
+
+
+def max_tokens_in(hint: object) -> MaxTokens | None:
+    """The first ``MaxTokens`` of an annotation, also inside of ``... | None``."""
+    for extra in getattr(hint, "__metadata__", ()):
+        if isinstance(extra, MaxTokens):
+            return extra
+    inner = (max_tokens_in(each) for each in _alternatives(hint))
+    return next((found for found in inner if found is not None), None)
+
+
+def _alternatives(hint: object) -> tuple[object, ...]:
+    if typing.get_origin(hint) is typing.Annotated:
+        return typing.get_args(hint)[:1]
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        return typing.get_args(hint)
+    value = getattr(hint, "__value__", None)  # type X = ...
+    return () if value is None else (value,)
+
+
+def _resolved(annotation: object, names: dict[str, Any], local_names: dict[str, Any]) -> object:
+    holder = types.SimpleNamespace(__annotations__={"hint": annotation})
+    try:
+        hints = typing.get_type_hints(holder, names, local_names, include_extras=True)
+    except (NameError, TypeError, AttributeError, SyntaxError) as error:
+        return UnreadHint(f"{annotation!r} cannot be read: {error}")
+    return hints["hint"]
