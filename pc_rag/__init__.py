@@ -24,7 +24,15 @@ if TYPE_CHECKING:
     from pc_rag.model.grammar import Grammar
     from pc_rag.model.loading import load_model, wrap_model
     from pc_rag.model.sampling import GenerationConfig
-    from pc_rag.pml import parse_prompt, parse_schema
+    from pc_rag.pml import (
+        MaxTokens,
+        Program,
+        parse_prompt,
+        parse_schema,
+        program,
+        write_prompt,
+        write_schema,
+    )
     from pc_rag.types import HitKind, MissReason, Role
 
 __version__ = "0.1.0"
@@ -43,7 +51,9 @@ __all__ = [
     "GenerationConfig",
     "Grammar",
     "HitKind",
+    "MaxTokens",
     "MissReason",
+    "Program",
     "PromptCache",
     "PromptCacheError",
     "PromptFormat",
@@ -54,8 +64,11 @@ __all__ = [
     "load_model",
     "parse_prompt",
     "parse_schema",
+    "program",
     "read_paths",
     "wrap_model",
+    "write_prompt",
+    "write_schema",
 ]
 
 _HOMES = {
@@ -72,7 +85,9 @@ _HOMES = {
     "GenerationConfig": "pc_rag.model.sampling",
     "Grammar": "pc_rag.model.grammar",
     "HitKind": "pc_rag.types",
+    "MaxTokens": "pc_rag.pml",
     "MissReason": "pc_rag.types",
+    "Program": "pc_rag.pml",
     "PromptCache": "pc_rag.engine",
     "PromptCacheError": "pc_rag.errors",
     "PromptFormat": "pc_rag.corpus",
@@ -83,8 +98,11 @@ _HOMES = {
     "load_model": "pc_rag.model.loading",
     "parse_prompt": "pc_rag.pml",
     "parse_schema": "pc_rag.pml",
+    "program": "pc_rag.pml",
     "read_paths": "pc_rag.corpus",
     "wrap_model": "pc_rag.model.loading",
+    "write_prompt": "pc_rag.pml",
+    "write_schema": "pc_rag.pml",
 }
 
 

@@ -16,13 +16,16 @@ from pc_rag.pml.nodes import (
     Union,
 )
 from pc_rag.pml.parser import parse_prompt, parse_schema, read_schema
+from pc_rag.pml.program import MaxTokens, Program, program
 from pc_rag.pml.writer import write_prompt, write_schema
 
 __all__ = [
     "Import",
     "Location",
+    "MaxTokens",
     "Module",
     "Parameter",
+    "Program",
     "Prompt",
     "PromptChild",
     "RoleBlock",
@@ -34,6 +37,7 @@ __all__ = [
     "Union",
     "parse_prompt",
     "parse_schema",
+    "program",
     "read_schema",
     "write_prompt",
     "write_schema",

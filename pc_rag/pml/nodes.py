@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
@@ -204,3 +204,7 @@ class Prompt:
     arguments: Mapping[str, str] = field(default_factory=dict, hash=False, kw_only=True)
     location: Location = field(default=NOWHERE, compare=False)
     source: str = field(default="<string>", compare=False)
+
+    def with_text(self, text: str) -> Prompt:
+        """The same prompt with more text behind it, such as the question."""
+        return replace(self, children=(*self.children, Text(text)))

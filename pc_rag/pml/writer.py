@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
 from pc_rag.errors import PMLError, Problem, PromptError, SchemaError
+from pc_rag.pml.names import is_name, is_path
 from pc_rag.pml.nodes import (
     Import,
     Module,
@@ -27,7 +28,6 @@ from pc_rag.pml.nodes import (
 from pc_rag.pml.parser import parse_prompt, parse_schema
 from pc_rag.pml.source import SourceText
 from pc_rag.pml.tree import MAX_DEPTH, SPACE_ATTRIBUTE
-from pc_rag.pml.validation import RESERVED_NAMES, is_name
 from pc_rag.types import CHAT_ROLES
 
 if TYPE_CHECKING:
@@ -124,6 +124,7 @@ class _Writer:
         self.pieces: list[str] = []
         self.problems: list[tuple[int, str]] = []
         self._num_characters = 0
+        self._is_in_uncached = False
 
     def node(self, node: Schema | Prompt | SchemaChild | PromptChild, *, depth: int) -> None:
         match node:
@@ -131,9 +132,8 @@ class _Writer:
                 self._put(self._checked(text, "text").translate(_TEXT_ESCAPES))
             case Schema(name=name, children=children):
                 self._element("schema", {"name": name, **_PRESERVE}, children, depth)
-            case Module(name=name, children=children, is_cached=is_cached):
-                cache = {} if is_cached else {"cache": "false"}
-                self._element("module", {"name": name, **cache}, children, depth)
+            case Module():
+                self._module(node, depth=depth)
             case Union(members=members, scaffold=scaffold):
                 attributes = {} if scaffold is None else {"scaffold": scaffold}
                 self._element("union", attributes, members, depth)
@@ -150,6 +150,15 @@ class _Writer:
             case Import(name=name, children=children):
                 given = self._arguments(node.arguments)
                 self._element(self._import_tag(name), given, children, depth)
+
+    def _module(self, module: Module, *, depth: int) -> None:
+        cache = {} if module.is_cached else {"cache": "false"}
+        if module.is_cached and self._is_in_uncached:
+            cache = {"cache": "true"}  # which the parser refuses
+        was_in_uncached = self._is_in_uncached
+        self._is_in_uncached = was_in_uncached or not module.is_cached
+        self._element("module", {"name": module.name, **cache}, module.children, depth)
+        self._is_in_uncached = was_in_uncached
 
     def _element(
         self,
@@ -189,9 +198,9 @@ class _Writer:
         return sound
 
     def _import_tag(self, name: str) -> str:
-        if is_name(name) and name not in RESERVED_NAMES:
+        if is_path(name) and name not in CHAT_ROLES:
             return name
-        self._report(f"import {name!r} is not a name of a module, so no tag")
+        self._report(f"import {name!r} is not the name or path of a module, so no tag")
         return "_"
 
     def _role_tag(self, role: Role) -> str:

@@ -116,13 +116,11 @@ def test_every_problem_is_told_when_a_schema_breaks_rules():
         assert part in message
 
 
-@pytest.mark.parametrize(
-    "name", ["m/><other", 'm x="1"', "", "1", "a:b", "user", "module", "m\n", "<", "é!"]
-)
+@pytest.mark.parametrize("name", ["m/><other", 'm x="1"', "", "1", "a:b", "user", "m\n", "<", "é!"])
 def test_import_is_refused_when_its_name_would_become_markup(name):
     """A tag cannot be escaped, so no name is written before it has been checked."""
     (message,) = refused(write_prompt, Prompt("s", (Import(name, (Text("x"),)),)), PromptError)
-    assert f"import {name!r} is not a name" in message
+    assert f"import {name!r} is not the name" in message
 
 
 @pytest.mark.parametrize("name", ["a b", 'a="1" b', "", "2", "xml:space", "schema"])

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from pc_rag.pml.program.definition import RefusedError, definition_of
 from pc_rag.pml.program.expression import given
+from pc_rag.pml.program.scope import value_of
 from pc_rag.pml.program.values import is_path
 
 if TYPE_CHECKING:
@@ -22,13 +23,14 @@ def callee_of(
     """The program that is called; ``None`` where something else is.
 
     Raises:
-        RefusedError: It is the caller itself, or cannot be told.
+        RefusedError: It is the caller itself, or a name that is not known.
     """
     function = node.func
     own = caller.function.__name__
     if isinstance(function, ast.Name) and function.id == own and not scope.has(own):
         raise RefusedError(node, f"{own} calls itself; a program has an end")
-    return definition_of(lookup.known(function, scope)) if is_path(function) else None
+    called = lookup.expression(function, scope) if is_path(function) else None
+    return definition_of(value_of(called)) if called is not None and called.is_known else None
 
 
 def bound_arguments(

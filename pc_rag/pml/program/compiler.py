@@ -92,7 +92,8 @@ class _Compiler:
         last = statements[-1] if statements else self._definition.tree
         if not (isinstance(last, ast.Return) and last.value is not None):
             self._refuse(last, "the function does not end by returning its text; end with return")
-            return self._body(statements, scope)
+            is_bare_return = isinstance(last, ast.Return)
+            return self._body(statements[:-1] if is_bare_return else statements, scope)
         first, *rest = statements
         if isinstance(first, ast.Assign):
             target = first.targets[0] if len(first.targets) == 1 else None

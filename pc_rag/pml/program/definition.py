@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from pc_rag.types import Role
 
 _MAX_FILES_KEPT = 4
+_OWNERS = ("self", "cls")
 
 
 class RefusedError(Exception):
@@ -91,6 +92,8 @@ def read_definition(function: object, *, name: str | None, role: Role | None) ->
             f"a program is a plain function, not {function!r}; put @program right above its def"
         )
     path = function.__code__.co_filename
+    if function.__name__ == "<lambda>":
+        raise SchemaError("a program is a plain function, not a lambda; write a def", path)
     if hasattr(function, "__wrapped__"):
         raise SchemaError(
             f"{function.__qualname__} is wrapped by another decorator; put @program right above "
@@ -111,6 +114,13 @@ def read_definition(function: object, *, name: str | None, role: Role | None) ->
         place = Problem(function.__code__.co_firstlineno, 0, f"{function.__qualname__} {what}")
         raise SchemaError((place,), path)
     signature = inspect.signature(function)
+    owner = function.__qualname__.rpartition(".")[0]
+    if owner and not owner.endswith("<locals>") and next(iter(signature.parameters), "") in _OWNERS:
+        raise SchemaError(
+            f"{function.__qualname__} is a method, whose text depends on an object; make it a "
+            "plain function, or a static method with @staticmethod above @program",
+            path,
+        )
     name = function.__name__ if name is None else name
     return Definition(function, signature, tree, tuple(lines), path, name, role)
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from pc_rag.errors import SchemaError
+from pc_rag.pml.attributes import MAX_PARAMETER_LENGTH
 
 Hints: TypeAlias = tuple[Any, ...]
 """What the annotations say a value may be: one of these. Empty where nothing is known."""
@@ -20,12 +21,13 @@ class MaxTokens:
     """In ``Annotated[str, MaxTokens(10)]``: the value stands in text, and reserves 10 tokens.
 
     Attributes:
-        max_tokens: Position IDs it reserves; an argument has at most as many tokens. At least 1.
+        max_tokens: Position IDs it reserves; an argument has at most as many tokens. From 1 to
+            1,000,000.
         scaffold: Text that stands in its place while what is around it is encoded.
         pads_with_space: A shorter argument is filled up with spaces.
 
     Raises:
-        SchemaError: ``max_tokens`` is no whole number from 1 on.
+        SchemaError: ``max_tokens`` is no whole number from 1 to 1,000,000.
     """
 
     max_tokens: int
@@ -34,9 +36,10 @@ class MaxTokens:
 
     def __post_init__(self) -> None:
         is_whole = isinstance(self.max_tokens, int) and not isinstance(self.max_tokens, bool)
-        if not is_whole or self.max_tokens < 1:
+        if not is_whole or not 1 <= self.max_tokens <= MAX_PARAMETER_LENGTH:
             raise SchemaError(
-                f"MaxTokens({self.max_tokens!r}) reserves no tokens; give a whole number from 1 on"
+                f"MaxTokens({self.max_tokens!r}) is no number of tokens; give a whole number from "
+                f"1 to {MAX_PARAMETER_LENGTH:,}"
             )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 
-from pc_rag.pml.validation import RESERVED_NAMES, is_name
+from pc_rag.pml.names import RESERVED_NAMES, is_name
 
 MAX_LENGTH = 48
 """Characters of a name that is made from a condition; what is longer is cut."""
@@ -25,7 +25,8 @@ _COMPARISONS: dict[type[ast.cmpop], str] = {
     ast.NotIn: "not in",
 }
 _UNARY: dict[type[ast.unaryop], str] = {ast.Not: "not", ast.USub: "minus"}
-_NOT_PARAMETERS = RESERVED_NAMES | {"xmlns"}
+_NOT_PARAMETERS = ("schema", "xmlns")
+"""Names that mean something else as attributes of prompts."""
 
 
 class Names:

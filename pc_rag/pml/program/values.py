@@ -46,9 +46,7 @@ def value_parts(
         return [_slot(expression, lookup, scope, conversion, spec, is_bare=is_bare)]
     node, value = expression.node, value_of(expression)
     if not is_constant(value):
-        raise RefusedError(
-            node, f"{ast.unparse(node)} can change, so it is no text; make it a constant"
-        )
+        raise _changing(node)
     if is_bare and not isinstance(value, str):
         raise RefusedError(
             node, f'{ast.unparse(node)} is {type(value).__name__}, not str; write f"{{...}}"'
@@ -65,9 +63,18 @@ def value_parts(
 
 def is_path(node: ast.expr) -> bool:
     """Whether an expression is a name, or attributes of one."""
+    return _root(node) is not None
+
+
+def _root(node: ast.expr) -> ast.Name | None:
     while isinstance(node, ast.Attribute):
         node = node.value
-    return isinstance(node, ast.Name)
+    return node if isinstance(node, ast.Name) else None
+
+
+def _changing(node: ast.expr) -> RefusedError:
+    shown = ast.unparse(node)
+    return RefusedError(node, f"{shown} can change, so it is no text; make it a constant")
 
 
 def _slot(
@@ -81,12 +88,15 @@ def _slot(
 ) -> Slot:
     node = value.node
     shown = ast.unparse(node)
-    if not is_path(node):
+    root = _root(node)
+    if root is None:
         raise RefusedError(
             node,
             f"{shown} in text is computed from arguments; compute it before the call, and pass it "
             "as a parameter of its own",
         )
+    if root.id not in scope.hints:
+        raise _changing(node)
     hints = lookup.hints(node, scope)
     limit = _limit(node, hints)
     classes = [each for hint in hints for each in classes_in(hint)]

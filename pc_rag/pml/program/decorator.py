@@ -6,12 +6,13 @@ import functools
 from typing import TYPE_CHECKING, Generic, ParamSpec, TypeVar, overload
 
 from pc_rag.errors import PromptError, SchemaError
+from pc_rag.pml.names import is_name
 from pc_rag.pml.nodes import Prompt, Schema
 from pc_rag.pml.program.compiler import compile_parts
 from pc_rag.pml.program.definition import Definition, read_definition
 from pc_rag.pml.program.naming import Names
 from pc_rag.pml.program.recipe import Call, Choice, fill, schema_children
-from pc_rag.pml.validation import is_name
+from pc_rag.pml.writer import write_schema
 from pc_rag.types import CHAT_ROLES
 
 if TYPE_CHECKING:
@@ -48,6 +49,8 @@ class Program(Generic[_P, _R]):
             definition.location(definition.tree),
             definition.path,
         )
+        # Rules that only the whole shows, such as how deep modules may lie in each other.
+        write_schema(self.schema)
 
     def __call__(self, *args: _P.args, **kwargs: _P.kwargs) -> _R:
         """What the plain function gives."""
