@@ -186,17 +186,8 @@ def test_every_line_is_named_when_several_are_refused(tmp_path):
             case 2: yield plain(n)
     """
     places = [each[:2] for each in problems_of(text, tmp_path)]
-    assert places == [
-        (3, 5),
-        (4, 8),
-        (5, 15),
-        (7, 9),
-        (9, 14),
-        (9, 22),
-        (9, 33),
-        (11, 14),
-        (12, 23),
-    ]
+    in_text = [(9, 15), (9, 23), (9, 33)]
+    assert places == [(3, 5), (4, 8), (5, 15), (7, 9), *in_text, (11, 14), (12, 23)]
 
 
 @pytest.mark.parametrize(
