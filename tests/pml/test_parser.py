@@ -69,7 +69,8 @@ def test_parameters_are_there_when_a_schema_declares_them():
     schema = pml.parse_schema(
         '<schema name="s">for<param name="days" len="5"/>.<user>In <parameter name="city" '
         'length="1000000" scaffold="a &lt;city&gt;" default="Rome,&#10;&#9;&quot;IT&quot;" '
-        'pad="space"/></user><module name="m"><param name="days" length="1" pad="none" default=""/></module>'
+        'pad="space"/></user><module name="m"><param name="days" length="1" pad="none" '
+        'default=""/></module>'
         '<parameter name="schema_" len="2"/></schema>'
     )
     city = Parameter(
