@@ -32,21 +32,21 @@ _CHOICES = {
 
 
 @dataclass(frozen=True, slots=True)
-class _TagAttributes:
+class TagAttributes:
     """Attributes of one tag, besides ``xml:space``, which each has."""
 
     required: tuple[str, ...] = ()
     optional: tuple[str, ...] = ()
 
 
-_PARAMETER = _TagAttributes(("name",), ("len", "length", "scaffold", "default", "pad"))
-_ATTRIBUTES: dict[str, _TagAttributes] = {
-    "schema": _TagAttributes(("name",)),
-    "module": _TagAttributes(("name",), ("cache", "src")),
-    "union": _TagAttributes(optional=("scaffold",)),
-    "scaffold": _TagAttributes(("name",)),
+_PARAMETER = TagAttributes(("name",), ("len", "length", "scaffold", "default", "pad"))
+TAG_ATTRIBUTES: dict[str, TagAttributes] = {
+    "schema": TagAttributes(("name",)),
+    "module": TagAttributes(("name",), ("cache", "src")),
+    "union": TagAttributes(optional=("scaffold",)),
+    "scaffold": TagAttributes(("name",)),
     **dict.fromkeys(PARAMETER_TAGS, _PARAMETER),
-    **dict.fromkeys(CHAT_ROLES, _TagAttributes()),
+    **dict.fromkeys(CHAT_ROLES, TagAttributes()),
 }
 
 
@@ -57,7 +57,7 @@ def problem_at(location: Location, message: str) -> Problem:
 
 def attribute_problems(element: Element) -> Iterator[Problem]:
     """Everything wrong with the attributes of a schema's tag, or of a turn."""
-    known = _ATTRIBUTES[element.tag]
+    known = TAG_ATTRIBUTES[element.tag]
     yield from _missing(element, known.required)
     allowed = (*known.required, *known.optional, SPACE_ATTRIBUTE)
     for attribute, value in element.attributes.items():

@@ -103,12 +103,23 @@ def _read_below(root: Path, parts: list[str]) -> bytes:
 
 
 def _open_unlinked(name: str, folder: int, flags: int) -> int:
-    if stat.S_ISLNK(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):
-        raise IncludeError(
-            f"{shorten(name)!r} in it is a link, and links are not followed; name the file itself"
-        )
-    # Whatever replaces the name meanwhile, O_NOFOLLOW holds.
-    return os.open(name, os.O_RDONLY | os.O_NOFOLLOW | flags, dir_fd=folder)
+    try:
+        return os.open(name, os.O_RDONLY | os.O_NOFOLLOW | flags, dir_fd=folder)
+    except OSError as error:
+        # Systems differ in the error of a link that is not followed.
+        if _is_link(name, folder):
+            raise IncludeError(
+                f"leads over a link ({shorten(name)!r}), and links are not followed; name the file "
+                "itself"
+            ) from error
+        raise
+
+
+def _is_link(name: str, folder: int) -> bool:
+    try:
+        return stat.S_ISLNK(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode)
+    except OSError:
+        return False
 
 
 def _read_file(file: int) -> bytes:

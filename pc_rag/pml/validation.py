@@ -118,7 +118,7 @@ class _SchemaChecker:
             elif tag == "scaffold":
                 yield from self._scaffold_problems(element, scope)
             else:
-                scope = replace(scope, role=scope.role or tag)
+                scope = replace(scope, role=tag)
             yield from self.content(element, replace(scope, tag=tag))
 
     def _module_problems(self, element: Element, scope: _Scope) -> Iterator[Problem]:
@@ -301,7 +301,7 @@ def _prompt_child_problems(child: Element | Text, *, role: str) -> Iterator[Prob
         yield from attribute_problems(child)
         if role:
             yield problem_at(child.location, _turn_in_turn(child.tag, role))
-        role = role or child.tag
+        role = child.tag
     else:
         yield from argument_problems(child)
         if not is_path(child.tag):

@@ -241,7 +241,7 @@ def encoded(rng: Random, document: str) -> bytes:
         document = f'<?xml version="1.0" encoding="{declared}"?>{document}'
     errors = "replace" if codec == "latin-1" else "surrogatepass"
     content = bytearray(document.encode(codec, errors))
-    if rng.random() < 0.5:
+    if content and rng.random() < 0.5:
         for _ in range(rng.randrange(1, 4)):
             content[rng.randrange(len(content))] = rng.randrange(256)
     return bytes(content)

@@ -28,8 +28,8 @@ def test_only_own_errors_are_raised_when_documents_are_random(parse):
     assert report.num_inputs == NUM_INPUTS
     assert 0.1 < report.accepted_share < 0.9
     assert report.node_kinds == {
-        "Import", "Module", "Parameter", "Prompt", "RoleBlock", "Scaffold", "Schema", "Text", "Turn",
-        "Union",
+        "Import", "Module", "Parameter", "Prompt", "RoleBlock", "Scaffold", "Schema", "Text",
+        "Turn", "Union",
     }  # fmt: skip
 
 

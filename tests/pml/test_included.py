@@ -98,7 +98,7 @@ def test_link_is_refused_when_it_lies_below_the_root(root, src):
     (root / "folder").symlink_to(root.parent)
     (root / "inner" / "within.txt").symlink_to("file.txt")
     (root / "loop").symlink_to("loop")
-    assert "is a link, and links are not followed" in problem_of(src, root)
+    assert "leads over a link" in problem_of(src, root)
 
 
 def test_file_is_refused_when_it_is_missing(root):

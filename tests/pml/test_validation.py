@@ -210,6 +210,16 @@ def test_names_repeat_when_their_modules_lie_in_different_modules():
     )
 
 
+def test_every_module_is_reported_when_they_nest_in_a_scaffold():
+    """However deep they lie in its members, roles in between or not."""
+    problems = problems_of(
+        '<schema name="s"><scaffold name="x"><module name="a">\n<module name="b"><user>\n'
+        '<module name="c">\n<union>\n<module name="d"/></union></module></user></module></module>'
+        '<module name="e"/></scaffold></schema>'
+    )
+    assert [problem.line for problem in problems] == [2, 3, 4, 5]
+
+
 def test_every_problem_is_reported_when_a_schema_has_many():
     """One error, all problems, in document order."""
     problems = problems_of(
