@@ -24,6 +24,12 @@ _COMPARISONS: dict[type[ast.cmpop], str] = {
     ast.In: "in",
     ast.NotIn: "not in",
 }
+_TURNED_ROUND: dict[type[ast.cmpop], type[ast.cmpop]] = {
+    ast.Lt: ast.Gt,
+    ast.LtE: ast.GtE,
+    ast.Gt: ast.Lt,
+    ast.GtE: ast.LtE,
+}
 _UNARY: dict[type[ast.unaryop], str] = {ast.Not: "not", ast.USub: "minus"}
 _NOT_PARAMETERS = ("schema", "xmlns")
 """Names that mean something else as attributes of prompts."""
@@ -89,8 +95,19 @@ def _operator_words(node: ast.UnaryOp | ast.BoolOp | ast.Compare) -> str:
     if isinstance(node, ast.BoolOp):
         word = " and " if isinstance(node.op, ast.And) else " or "
         return word.join(map(condition_words, node.values))
-    words = [condition_words(node.left)]
-    for op, each in zip(node.ops, node.comparators, strict=True):
+    return _comparison_words(node)
+
+
+def _comparison_words(node: ast.Compare) -> str:
+    left, comparisons = node.left, list(zip(node.ops, node.comparators, strict=True))
+    words = [condition_words(left)]
+    op, right = comparisons[0]
+    if isinstance(left, ast.Constant) and type(op) in _TURNED_ROUND:
+        # 2 <= days <= 3: days at least 2 and at most 3
+        words = [condition_words(right), _COMPARISONS[_TURNED_ROUND[type(op)]], *words]
+        comparisons = comparisons[1:]
+        words += ["and"] if comparisons else []
+    for op, each in comparisons:
         words += [_COMPARISONS[type(op)], condition_words(each)]
     return " ".join(words)
 
