@@ -146,6 +146,11 @@ def narrowing(by: Train | Plane, days: int):
         yield f"Train {by.line} {by.num_seats}"
     elif isinstance(by, (Plane, Mood)):
         yield f"Plane {by.number}"
+    match by:
+        case Mood() | object() as vehicle if isinstance(vehicle, Train):
+            yield vehicle.line
+        case object() if isinstance(by, object) and isinstance(by, Plane):
+            yield f"{by.number}"
 
 
 @program

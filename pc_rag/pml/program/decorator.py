@@ -49,8 +49,12 @@ class Program(Generic[_P, _R]):
             definition.location(definition.tree),
             definition.path,
         )
-        # Rules that only the whole shows, such as how deep modules may lie in each other.
-        write_schema(self.schema)
+        try:
+            write_schema(self.schema)
+        except SchemaError as error:
+            # Rules that only the whole can break, such as how deep modules lie in each other.
+            messages = dict.fromkeys(problem.message for problem in error.problems)
+            raise definition.error(*messages) from error
 
     def __call__(self, *args: _P.args, **kwargs: _P.kwargs) -> _R:
         """What the plain function gives."""
@@ -126,9 +130,7 @@ def _program(function: Callable[_P, _R], *, name: str | None, role: Role | None)
         roles = ", ".join(f"Role.{each.name}" for each in sorted(CHAT_ROLES))
         problems.append(f"role {str(role)!r} is no turn of a program; take one of {roles}")
     if problems:
-        raise SchemaError(
-            tuple(definition.problem(definition.tree, each) for each in problems), definition.path
-        )
+        raise definition.error(*problems)
     return Program(function, definition)
 
 

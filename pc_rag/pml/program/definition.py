@@ -72,6 +72,11 @@ class Definition:
         place = self.location(node)
         return Problem(place.line, place.column, message)
 
+    def error(self, *messages: str) -> SchemaError:
+        """The error of problems of the whole function."""
+        problems = tuple(self.problem(self.tree, message) for message in messages)
+        return SchemaError(problems, self.path)
+
 
 def read_definition(function: object, *, name: str | None, role: Role | None) -> Definition:
     """Find the syntax of a function in its file.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import sys
 import types
@@ -60,11 +61,19 @@ def parameter_hints(function: types.FunctionType, name: str) -> Hints:
     Each annotation is resolved on its own: that of the return value, often imported for type
     checkers only, does not matter.
     """
-    annotation = function.__annotations__.get(name, inspect.Parameter.empty)
-    if annotation is inspect.Parameter.empty:
+    annotation = _annotation(function, name)
+    if annotation is None:
         return ()
-    closure = inspect.getclosurevars(function).nonlocals
-    return (_resolved(annotation, function.__globals__, dict(closure)),)
+    return (_resolved(annotation, function.__globals__, closure_of(function)),)
+
+
+def closure_of(function: types.FunctionType) -> dict[str, Any]:
+    """Values of the names that a function takes from the functions around it, as far as it has."""
+    found = {}
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        with contextlib.suppress(ValueError):  # not given a value yet
+            found[name] = cell.cell_contents
+    return found
 
 
 def attribute_hints(hints: Hints, attribute: str) -> Hints:
@@ -72,7 +81,7 @@ def attribute_hints(hints: Hints, attribute: str) -> Hints:
     found: list[Any] = []
     for owner in (owner for hint in hints for owner in classes_in(hint)):
         for base in owner.__mro__:
-            annotation = inspect.get_annotations(base).get(attribute)
+            annotation = _annotation(base, attribute)
             if annotation is not None:
                 names = vars(sys.modules.get(base.__module__, types.ModuleType("")))
                 found.append(_resolved(annotation, names, dict(vars(base))))
@@ -82,13 +91,19 @@ def attribute_hints(hints: Hints, attribute: str) -> Hints:
 
 def narrowed(hints: Hints, classes: tuple[type, ...]) -> Hints:
     """What is left of the hints where a value is known to be of one of the classes."""
-    kept = tuple(
-        hint
-        for hint in hints
-        if any(issubclass(each, classes) for each in classes_in(hint))
-        and max_tokens_in(hint) is not None
-    )
-    return kept or classes
+    kept: list[Any] = []
+    for hint in hints:
+        left = [each for owner in classes_in(hint) for each in _both(owner, classes)]
+        is_limit = max_tokens_in(hint) is not None
+        kept += [hint] if left and is_limit else left
+    return tuple(kept) or classes
+
+
+def _both(owner: type, classes: tuple[type, ...]) -> tuple[type, ...]:
+    """The narrowest classes of what is of one class, and of one of the others."""
+    if issubclass(owner, classes):
+        return (owner,)
+    return tuple(each for each in classes if issubclass(each, owner))
 
 
 def classes_in(hint: object) -> tuple[type, ...]:
@@ -118,7 +133,16 @@ def _alternatives(hint: object) -> tuple[object, ...]:
     return () if value is None else (value,)
 
 
+def _annotation(owner: type | types.FunctionType, name: str) -> object:
+    try:
+        return inspect.get_annotations(owner).get(name)
+    except NameError as error:  # Python 3.14 resolves annotations when they are read
+        return UnreadHint(f"cannot be read: {error}")
+
+
 def _resolved(annotation: object, names: dict[str, Any], local_names: dict[str, Any]) -> object:
+    if isinstance(annotation, UnreadHint):
+        return annotation
     holder = types.SimpleNamespace(__annotations__={"hint": annotation})
     try:
         hints = typing.get_type_hints(holder, names, local_names, include_extras=True)

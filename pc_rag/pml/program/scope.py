@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from pc_rag.pml.program.definition import RefusedError, definition_of
 from pc_rag.pml.program.expression import CALLABLE, Expression, check_syntax
-from pc_rag.pml.program.max_tokens import attribute_hints, parameter_hints
+from pc_rag.pml.program.max_tokens import attribute_hints, closure_of, parameter_hints
 from pc_rag.pml.program.naming import Names
 
 if TYPE_CHECKING:
@@ -86,8 +86,7 @@ class Lookup:
         function = definition.function
         code = function.__code__
         self._own_names = {*code.co_varnames, *code.co_cellvars}
-        cells = zip(code.co_freevars, function.__closure__ or (), strict=True)
-        self._cells = dict(cells)
+        self._around = closure_of(function)
 
     def expression(self, node: ast.expr, scope: Scope) -> Expression:
         """An expression with all its names looked up.
@@ -151,17 +150,15 @@ class Lookup:
                 "of their loop, and captures inside of their case",
             )
         function = self._definition.function
-        for namespace in (function.__globals__, vars(builtins)):
-            if name in self._cells:
-                break
-            if name in namespace:
-                return namespace[name]
-        try:
-            return self._cells[name].cell_contents
-        except (KeyError, ValueError) as error:
-            raise RefusedError(
-                node, f"{name!r} is not defined yet where the program is made; define it above"
-            ) from error
+        namespaces = [self._around]
+        if name not in function.__code__.co_freevars:
+            namespaces = [function.__globals__, vars(builtins)]
+        for names in namespaces:
+            if name in names:
+                return names[name]
+        raise RefusedError(
+            node, f"{name!r} is not defined yet where the program is made; define it above"
+        )
 
     def _check_calls(self, node: ast.expr, constants: Mapping[str, object]) -> None:
         for call in (each for each in ast.walk(node) if isinstance(each, ast.Call)):

@@ -239,6 +239,25 @@ def test_question_stands_at_the_end_when_it_is_added_to_a_prompt(policy, oversea
     assert said == f"<user>{text} Plan it.</user><generate>"
 
 
+def test_names_around_are_known_when_a_function_is_local():
+    """Closures are read like names of the module."""
+    greeting, sizes = "Hi, ", (1, 2)
+    words = ["a"]
+
+    @program
+    def local(city: programs.City):
+        for size in sizes:
+            yield f"{greeting}{size}{city}"
+        if city in words:
+            yield "known"
+
+    assert local.schema.children[1] == Parameter(name="city", max_tokens=20)
+    words.append("b")
+    for city in "abc":
+        prompt = local.prompt(city)
+        assert prompt_text(local.schema, prompt) == "".join(local(city))
+
+
 def test_program_is_found_when_it_is_imported_from_the_top():
     """The names are the package's own."""
     assert pc_rag.program is pml.program is program
