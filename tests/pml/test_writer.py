@@ -12,6 +12,7 @@ from pc_rag.errors import PromptError, SchemaError
 from pc_rag.pml import (
     Import,
     Module,
+    Parameter,
     Prompt,
     RoleBlock,
     Schema,
@@ -62,6 +63,23 @@ def test_text_reads_back_exactly_when_it_looks_like_markup(text):
     assert parse_schema(write_schema(schema)) == schema
     prompt = Prompt("s", (Import("m", (Text(text),)), Text(text)))
     assert parse_prompt(write_prompt(prompt)) == prompt
+
+
+@given(XML_TEXTS)
+def test_attribute_reads_back_exactly_when_it_looks_like_markup(text):
+    """Quotes, tabs and line breaks in scaffolds, defaults and arguments stay what they are."""
+    parameter = Parameter(name="p", max_tokens=3, scaffold=text, default=text, pads_with_space=True)
+    schema = Schema("s", (parameter, Module("m", (parameter,))))
+    assert parse_schema(write_schema(schema)) == schema
+    prompt = Prompt("s", (Import("m", arguments={"p": text}),), arguments={"p": text})
+    assert parse_prompt(write_prompt(prompt)) == prompt
+
+
+def test_schema_is_refused_when_an_uncached_module_would_hold_a_cached_one():
+    """What a document cannot say is not written as something else."""
+    schema = Schema("s", (Module("m", (Module("n"),), is_cached=False),))
+    (message,) = refused(write_schema, schema)
+    assert 'cache="true" in a module with cache="false"' in message
 
 
 @pytest.mark.parametrize(
