@@ -27,12 +27,10 @@ from pc_rag.pml.tree import MAX_DEPTH
 from pc_rag.types import Role
 from tests.support.pml_strategies import schemas, schemas_with_prompts
 
-XML_TEXTS = st.text(
-    st.characters(exclude_categories=["Cs"]).filter(
-        lambda c: (c >= " " or c in "\t\n\r") and c not in "\ufffe\uffff"
-    ),
-    min_size=1,
+_CHARACTERS = st.characters(exclude_categories=["Cs"]).filter(
+    lambda c: (c >= " " or c in "\t\n\r") and c not in "\ufffe\uffff"
 )
+XML_TEXTS = st.text(st.sampled_from("\t\n\r <>&\"'];!-?a") | _CHARACTERS, min_size=1)
 
 
 def refused(write, node, kind=SchemaError):
