@@ -150,12 +150,6 @@ class _SchemaChecker:
                 f"a <scaffold> has {num_members} of at least {_MIN_SCAFFOLD_MEMBERS} members; a "
                 "module alone needs none: put more modules in, or take the <scaffold> away",
             )
-        if not scope.is_cached:
-            yield problem_at(
-                element.location,
-                'a <scaffold> in a module with cache="false", of which nothing is stored; take '
-                "the <scaffold> away, or cache the module",
-            )
 
     def _path_problems(self, element: Element, scope: _Scope) -> Iterator[Problem]:
         name = element.attributes.get("name", "")
@@ -242,18 +236,11 @@ def _parameter_problems(element: Element, scope: _Scope) -> Iterator[Problem]:
 
 
 def _cache_problems(element: Element, scope: _Scope) -> Iterator[Problem]:
-    cache = element.attributes.get("cache")
-    if cache == "true" and not scope.is_cached:
+    if element.attributes.get("cache") == "true" and not scope.is_cached:
         yield problem_at(
             element.location,
             'cache="true" in a module with cache="false", of which nothing is stored; remove one '
             "of them",
-        )
-    if cache == "false" and scope.tag == "scaffold":
-        yield problem_at(
-            element.location,
-            'cache="false" on a member of a <scaffold>, which is stored together with the others; '
-            "remove it, or put the module out of the scaffold",
         )
 
 

@@ -116,8 +116,7 @@ class Grammar:
         kinds = ["text", "text", "param"]
         if depth < _MAX_DEPTH:
             kinds += [] if in_role else ["role"]
-            kinds += [] if in_scaffold else ["module", "module", "union"]
-            kinds += [] if in_scaffold or not is_cached else ["scaffold"]
+            kinds += [] if in_scaffold else ["module", "module", "union", "scaffold"]
         if self._fault():
             kinds = ["text", "param", "role", "module", "union", "scaffold", "unknown"]
         pieces = []
@@ -145,7 +144,7 @@ class Grammar:
         rng = self._rng
         attributes = {"name": self._name()}
         if rng.random() < 0.2 or self._fault():
-            uncached = not in_scaffold and (not is_cached or rng.random() < 0.5)
+            uncached = not is_cached or rng.random() < 0.5
             attributes["cache"] = "false" if uncached else "true"
             is_cached = is_cached and not uncached
         if self._fault():

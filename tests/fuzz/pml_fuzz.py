@@ -201,7 +201,7 @@ def _check_level(
                 _require(bool(members) and scaffold in {None, *names}, "a union's members")
                 _check_level(members, path, paths, {}, in_role=in_role, is_cached=is_cached)
             case Scaffold(members=members):
-                _require(len(members) > 1 and is_cached, "a scaffold's members")
+                _require(len(members) > 1, "a scaffold's members")
                 _claim(child.name, path, paths)
                 inner = (node for member in members for node in _walk(member) if node is not member)
                 _require(

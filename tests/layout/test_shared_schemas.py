@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from pc_rag.errors import SchemaError
 from pc_rag.layout import RowKind, lay_out, layout_rows, plan_prompt
 from pc_rag.pml import parse_prompt, parse_schema, read_schema
 from pc_rag.types import HitKind, ModuleKey, PositionPolicy, Visibility
@@ -14,7 +13,6 @@ from tests.support.char_encoder import CharEncoder, decode
 
 BOOKSTORE = "code_generation_bookstore.xml"
 PERSONA = "persona_generation.xml"
-PARAMETERIZED = "parameterized_prompts.xml"
 
 
 @pytest.fixture
@@ -102,19 +100,3 @@ def test_layout_is_golden_when_traits_are_unions(shared_schema):
         ("personality.analytical", 5815, 6395, 624),
         ("personality.creative", 5815, 6397, 624),
     ]
-
-
-@pytest.mark.parametrize(
-    ("name", "problems"),
-    [
-        (PARAMETERIZED, {14: "<parameter> is not supported", 21: "<parameter> is not supported"}),
-        (PERSONA, {333: "attribute 'scaffold' of <union> is not supported"}),
-    ],
-)
-def test_schema_is_refused_by_name_when_it_uses_what_comes_later(shared_schema, name, problems):
-    """Each use is located, so that nothing is silently ignored."""
-    with pytest.raises(SchemaError) as caught:
-        read_schema(shared_schema(name))
-    found = {problem.line: problem.message for problem in caught.value.problems}
-    assert found.keys() == problems.keys()
-    assert all(found[line].startswith(problems[line]) for line in problems)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -132,8 +133,12 @@ def test_file_is_refused_when_it_is_too_large(root, num_bytes):
     if num_bytes <= MAX_FILE_BYTES:
         assert len(module_of("large", root).children[0].text) == num_bytes
     else:
-        message = f"has {num_bytes:,} bytes; at most {MAX_FILE_BYTES:,} are allowed"
-        assert message in problem_of("large", root)
+        tracemalloc.start()
+        message = problem_of("large", root)
+        _, peak_bytes = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert f"has {num_bytes:,} bytes; at most {MAX_FILE_BYTES:,} are allowed" in message
+        assert peak_bytes < 1_000_000
 
 
 def test_byte_is_located_when_a_file_is_not_utf8(root):

@@ -116,6 +116,18 @@ def test_modules_are_uncached_when_one_around_them_is():
     assert schema.children == (a, Module("d"), Module("e"))
 
 
+def test_scaffold_is_taken_when_some_of_it_is_uncached():
+    """It still imports all of its members; only nothing of them together is stored."""
+    schema = pml.parse_schema(
+        '<schema name="s"><module name="m" cache="false"><scaffold name="k"><module name="a"/>'
+        '<module name="b"/></scaffold></module><scaffold name="l"><module name="c"/>'
+        '<module name="d" cache="false"/></scaffold></schema>'
+    )
+    a, b, d = (Module(name, is_cached=False) for name in "abd")
+    outer = Module("m", (Scaffold("k", (a, b)),), is_cached=False)
+    assert schema.children == (outer, Scaffold("l", (Module("c"), d)))
+
+
 def test_arguments_and_turns_are_there_when_a_prompt_has_them():
     """Attributes are arguments; tags of roles are turns; tags may be paths."""
     prompt = pml.parse_prompt(

@@ -73,11 +73,6 @@ SCAFFOLD = f'<scaffold name="s">{PAIR}'
         ),
         (f"{SCAFFOLD}<user/></scaffold>", "<user> in a <scaffold>, whose members must be modules"),
         (f"{SCAFFOLD}<parameter name='p' length='1'/></scaffold>", "<parameter> in a <scaffold>"),
-        (f'{SCAFFOLD}<module name="z" cache="false"/></scaffold>', "on a member of a <scaffold>"),
-        (
-            f'<module name="a" cache="false">{SCAFFOLD}</scaffold></module>',
-            'a <scaffold> in a module with cache="false"',
-        ),
         (
             f'{SCAFFOLD}<module name="z"><user><module name="n"/></user></module></scaffold>',
             "<module> in a member of a <scaffold>, which holds text, parameters and roles only",
