@@ -73,7 +73,7 @@ class EngineConfig:
         tenant: Salt inside every key; entries of two tenants never meet.
         reuse: Whether stored KV is used; ``False`` is the uncached arm.
         prefetch_siblings: Importing one member of a union brings its other members into the
-            nearest tier, in the background, once the request has its first text.
+            nearest tier, in the background, once the request has its first token.
         keep_siblings: The use of one member of a union counts as a use of all, so that eviction
             keeps or drops them together.
         synchronize_timings: Wait for the device around every timestamp, so that each phase owns

@@ -8,7 +8,12 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
 from pc_rag.errors import Problem, PromptError
-from pc_rag.layout.schema_layout import ModuleLayout, RunItem, UnionLayout
+from pc_rag.layout.schema_layout import (
+    ModuleLayout,
+    RunItem,
+    ScaffoldLayout,
+    UnionLayout,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -40,11 +45,12 @@ def with_siblings(layout: SchemaLayout, recipes: Sequence[EntryRecipe]) -> list[
 def sibling_runs(layout: SchemaLayout) -> dict[int, tuple[int, ...]]:
     """By index of each run in a union's member: the runs of the other members.
 
-    Those of the innermost union come first; a member's runs are those of all it holds.
+    Those of the innermost union come first; a member's runs are those of all it holds, as far as
+    they have entries.
     """
     found: dict[int, tuple[int, ...]] = {}
     for union in _unions_in(layout.items):
-        runs = [tuple(_runs_in(member.items)) for member in union.members]
+        runs = [_entries_in(layout, member.items) for member in union.members]
         for number, own in enumerate(runs):
             others = tuple(i for each in (*runs[:number], *runs[number + 1 :]) for i in each)
             for index in own:
@@ -57,23 +63,25 @@ def runs_of(layout: SchemaLayout, paths: Collection[str] | None) -> list[int]:
 
     Args:
         layout: Of their schema.
-        paths: Dotted paths of modules, each with all that it holds; ``None`` for all runs.
+        paths: Dotted paths of modules and scaffolds, each with all that it holds; ``None`` for all
+            runs. What has no entry is left out.
 
     Raises:
         PromptError: There are no such modules, all of which are named; or a single text.
     """
     if paths is None:
-        return list(range(len(layout.runs)))
+        return _entries_in(layout, layout.items)
     if isinstance(paths, str) or not isinstance(paths, Collection):
         what = "text" if isinstance(paths, str) else type(paths).__name__
         raise PromptError(f"got a single {what} for paths; pass a list of paths of modules")
-    modules = {module.path: module for module in _modules_in(layout.items)}
-    unknown = [each for each in paths if not isinstance(each, str) or each not in modules]
+    items = dict(_paths_in(layout.items))
+    unknown = [each for each in paths if not isinstance(each, str) or each not in items]
     if unknown:
-        problems = (_unknown(layout, path, list(modules)) for path in unknown)
+        problems = (_unknown(layout, path, list(items)) for path in unknown)
         raise PromptError(tuple(Problem(0, 0, problem) for problem in problems))
-    wanted = {index for path in paths for index in _runs_in(modules[path].items)}
-    return sorted(wanted.union(*(layout.runs[index].context for index in wanted)))
+    wanted = {index for path in paths for index in _entries_in(layout, items[path])}
+    attended = {i for index in wanted for i in layout.runs[index].context}
+    return sorted(i for i in wanted | attended if layout.runs[i].is_entry)
 
 
 def _unknown(layout: SchemaLayout, path: object, paths: Sequence[str]) -> str:
@@ -85,6 +93,22 @@ def _unknown(layout: SchemaLayout, path: object, paths: Sequence[str]) -> str:
     return f"{message}; it has {', '.join(paths[:_NUM_PATHS_SHOWN]) or 'none'}{more}"
 
 
+def _entries_in(layout: SchemaLayout, items: tuple[Item, ...]) -> list[int]:
+    """Indexes of all runs with an entry, at any depth."""
+    return sorted(index for index in _runs_in(items) if layout.runs[index].is_entry)
+
+
+def _runs_in(items: tuple[Item, ...]) -> Iterator[int]:
+    for item in items:
+        match item:
+            case RunItem(index=index):
+                yield index
+            case ScaffoldLayout(joint_index=int(index)):
+                yield index
+        for module in _modules_of(item):
+            yield from _runs_in(module.items)
+
+
 def _unions_in(items: tuple[Item, ...]) -> Iterator[UnionLayout]:
     """Every union, the inner ones before those around them."""
     for item in items:
@@ -94,25 +118,22 @@ def _unions_in(items: tuple[Item, ...]) -> Iterator[UnionLayout]:
             yield item
 
 
-def _modules_in(items: tuple[Item, ...]) -> Iterator[ModuleLayout]:
-    """Every module, at any depth."""
+def _paths_in(items: tuple[Item, ...]) -> Iterator[tuple[str, tuple[Item, ...]]]:
+    """Every path, with the items that it stands for."""
     for item in items:
+        if isinstance(item, ScaffoldLayout):
+            yield item.path, (item,)
         for module in _modules_of(item):
-            yield module
-            yield from _modules_in(module.items)
-
-
-def _runs_in(items: tuple[Item, ...]) -> Iterator[int]:
-    """Indexes of all runs, at any depth."""
-    for item in items:
-        if isinstance(item, RunItem):
-            yield item.index
-        for module in _modules_of(item):
-            yield from _runs_in(module.items)
+            yield module.path, module.items
+            yield from _paths_in(module.items)
 
 
 def _modules_of(item: Item) -> tuple[ModuleLayout, ...]:
     """The modules that an item is or has as members."""
-    if isinstance(item, ModuleLayout):
-        return (item,)
-    return item.members if isinstance(item, UnionLayout) else ()
+    match item:
+        case RunItem():
+            return ()
+        case ModuleLayout():
+            return (item,)
+        case _:
+            return item.members

@@ -33,6 +33,22 @@ def layout():
     return lay_out(parse_schema(NESTED), CharEncoder(has_bos=False), visibility=Visibility.PREFIX)
 
 
+WHOLE = """
+<schema name="s">
+  <union>
+    <module name="plain">Plain.</module>
+    <module name="fresh" cache="false">Fresh.</module>
+    <module name="asked"><param name="p" len="9"/></module>
+    <module name="both">
+      <scaffold name="pair">
+        <module name="left">Left.</module><module name="right">Right.</module>
+      </scaffold>
+    </module>
+  </union>
+</schema>
+"""
+
+
 def texts_of(layout, indexes):
     return [decode(layout.runs[index].token_ids).strip() for index in indexes]
 
@@ -52,6 +68,19 @@ def test_siblings_are_the_runs_of_the_other_members_when_unions_are_nested(layou
         ("Swim.", ("Hills.",)),
         ("Hills.", ("The sea.", "N", "S", "Swim.")),
     }
+
+
+def test_only_runs_with_entries_are_siblings_when_members_are_not_stored():
+    """Not what is computed in every request, nor what holds only a parameter; joint runs are."""
+    layout = lay_out(parse_schema(WHOLE), CharEncoder(has_bos=False), visibility=Visibility.PREFIX)
+    found = sibling_runs(layout)
+    (plain,) = runs_of(layout, ["plain"])
+    assert texts_of(layout, found[plain]) == ["Left.", "Right.", "Left.Right."]
+    assert {others for index, others in found.items() if index != plain} == {(plain,)}
+    assert texts_of(layout, runs_of(layout, ["both.pair"])) == ["Left.", "Right.", "Left.Right."]
+    assert texts_of(layout, runs_of(layout, ["both.left"])) == ["Left."]
+    assert runs_of(layout, ["fresh", "asked"]) == []
+    assert runs_of(layout, None) == [plain, *found[plain]]
 
 
 @pytest.mark.parametrize(
