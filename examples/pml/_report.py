@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from pc_rag import Completion, PromptCache
     from pc_rag.pml import Prompt
 
-NUM_ROUNDS = 5
+NUM_ROUNDS = 3
 COLUMN = 46
 
 ENGINE = EngineConfig(prefix_cache_bytes=0)
