@@ -41,7 +41,7 @@ def main() -> None:
     with PromptCache.from_pretrained("smollm2", config=ENGINE) as engine:
         layout = engine.add_schema(schema)
         print(f"schema {layout.name!r} reserves {len(layout.span)} position IDs")
-        compare(engine, parse_prompt(PROMPT), max_new_tokens=64)
+        compare(engine, parse_prompt(PROMPT), max_new_tokens=32)
 
 
 if __name__ == "__main__":

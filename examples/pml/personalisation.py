@@ -139,7 +139,7 @@ def main() -> None:
         print(f"encoded {num_tokens} tokens once, for 3 x 3 x 3 x 4 x 3 = 324 people")
         for name, prompt in PEOPLE.items():
             print(f"\n== {name}")
-            compare(engine, parse_prompt(prompt), max_new_tokens=48)
+            compare(engine, parse_prompt(prompt), max_new_tokens=32)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,8 @@
 """A trip with parameters: the number of days and the city are filled into stored text.
 
 python examples/pml/trip_planning.py
+
+Arguments begin with a space, as words in a sentence do: to a tokenizer it is a part of the word.
 """
 
 from __future__ import annotations
@@ -14,12 +16,12 @@ SCHEMA = """
   <system>You plan trips. Answer with a short list, one line a day.</system>
   <user>
     <module name="plan">
-      I have <parameter name="days" length="8" default="two days"/> for a trip, and these are my
+      I have<parameter name="days" length="12" default=" two days"/> for a trip, and these are my
       wishes. I would rather see few things well than many in passing, I get up late, and I do
       not mind rain.
-      <union scaffold="city">
+      <union>
         <module name="city">
-          I want to stay in one town, <parameter name="name" length="8" pad="space"/>, without a
+          I want to stay in one town,<parameter name="name" length="12" pad="space"/>, without a
           car. Tell me which quarter to sleep in, which house or square nobody should miss, and
           where people who live there go in the evening.
           <union>
@@ -56,7 +58,7 @@ SCHEMA = """
 TRIPS = {
     "a town with a market": """
         <prompt schema="trip">
-          <plan days="three days"><city name="Lisbon"><markets/></city></plan>
+          <plan days=" three days"><city name=" Lisbon"><markets/></city></plan>
           What shall I do on each day?
         </prompt>""",
     "a cold coast, for as long as the schema says": """
@@ -73,7 +75,7 @@ def main() -> None:
         engine.add_schema(SCHEMA)
         for name, prompt in TRIPS.items():
             print(f"\n== {name}")
-            compare(engine, parse_prompt(prompt), max_new_tokens=48)
+            compare(engine, parse_prompt(prompt), max_new_tokens=32)
 
 
 if __name__ == "__main__":
