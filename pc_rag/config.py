@@ -72,6 +72,10 @@ class EngineConfig:
         chunk_tokens: Largest number of tokens of a chunk that a corpus cuts.
         tenant: Salt inside every key; entries of two tenants never meet.
         reuse: Whether stored KV is used; ``False`` is the uncached arm.
+        prefetch_siblings: Importing one member of a union brings its other members into the
+            nearest tier, in the background, once the request has its first token.
+        keep_siblings: The use of one member of a union counts as a use of all, so that eviction
+            keeps or drops them together.
         synchronize_timings: Wait for the device around every timestamp, so that each phase owns
             its kernels. Costs time; TTFT itself is right without.
         context_limit: Largest number of position IDs of a request, generated tokens included;
@@ -92,6 +96,8 @@ class EngineConfig:
     chunk_tokens: int = 256
     tenant: str = ""
     reuse: bool = True
+    prefetch_siblings: bool = False
+    keep_siblings: bool = False
     synchronize_timings: bool = False
     context_limit: int | None = None
 
@@ -308,6 +314,8 @@ _PARSERS: Final[dict[str, Parser]] = {
     "chunk_tokens": _integer(1),
     "tenant": _tenant,
     "reuse": _flag,
+    "prefetch_siblings": _flag,
+    "keep_siblings": _flag,
     "synchronize_timings": _flag,
     "context_limit": _optional(_integer(1)),
 }

@@ -3,26 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
-from threading import Lock
 from typing import TYPE_CHECKING
 
 from pc_rag.corpus.catalog.records import ChunkId, NewChunk
 from pc_rag.corpus.prefixes import recipe_table
 from pc_rag.corpus.recognition import ChunkPart
-from pc_rag.errors import PromptError, StoreError
+from pc_rag.engine.background import MAX_PENDING, BackgroundWork
+from pc_rag.errors import PromptError
+
+__all__ = ["MAX_PENDING", "Warmer"]
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+    from concurrent.futures import Future
 
     from pc_rag.corpus.chunk_entries import ChunkEntries, WantedEntry
     from pc_rag.corpus.lookup import ChunkLookup
     from pc_rag.corpus.prefix_set import PrefixSet
     from pc_rag.corpus.prefixes import CorpusPrefix
     from pc_rag.engine import PromptCache
-
-MAX_PENDING = 32
-"""Calls that may wait. What came longest ago is least likely to be of use still."""
 
 
 class Warmer:
@@ -49,91 +48,18 @@ class Warmer:
         self._lookup = lookup
         self._entries = entries
         self._prefixes = prefixes
-        # Futures are cancelled and resolved without it: what waits for them may call in here.
-        self._lock = Lock()
-        self._pending: dict[frozenset[str], list[Future[int]]] = {}
-        self._is_draining = False
-        self._is_closed = False
-        self._background = ThreadPoolExecutor(1, thread_name_prefix="pc-rag-warm")
+        self._background = BackgroundWork[int](
+            "pc-rag-warm", when_closed="the corpus is closed; open it again to warm its chunks"
+        )
 
     def warm(self, texts: Iterable[str]) -> Future[int]:
         """See ``Corpus.warm``."""
         wanted = _as_texts(texts)
-        own = Future[int]()
-        with self._lock:
-            if self._is_closed:
-                raise StoreError("the corpus is closed; open it again to warm its chunks")
-            self._start_draining()
-            self._pending = _without_cancelled(self._pending)
-            self._pending.setdefault(wanted, []).append(own)
-            crowded_out = []
-            while len(self._pending) > MAX_PENDING:
-                crowded_out += self._pending.pop(next(iter(self._pending)))
-        _cancel(crowded_out)
-        return own
+        return self._background.submit(wanted, lambda: self._run(wanted))
 
     def close(self) -> None:
         """Cancel what waits, and end what runs behind its next chunk. Idempotent."""
-        self._refuse_all()
-        self._background.shutdown()
-
-    def _start_draining(self) -> None:
-        """Have the thread come for what waits; the lock is held, so it comes after that."""
-        if self._is_draining:
-            return
-        try:
-            self._background.submit(self._drain)
-        except RuntimeError as error:
-            raise StoreError("the process is ending; nothing is warmed any more") from error
-        self._is_draining = True
-
-    def _drain(self) -> None:
-        """Do what waits, oldest first, until nothing does, or the process ends."""
-        while (taken := self._take_oldest()) is not None:
-            texts, futures = taken
-            if self._is_ending:
-                self._refuse_all()
-                _cancel(futures)
-                continue
-            running = [each for each in futures if each.set_running_or_notify_cancel()]
-            if not running:
-                continue
-            try:
-                num_warmed = self._run(texts)
-            except BaseException as error:  # noqa: BLE001 - handed to whoever asks the futures
-                for future in running:
-                    future.set_exception(error)
-            else:
-                for future in running:
-                    future.set_result(num_warmed)
-
-    def _take_oldest(self) -> tuple[frozenset[str], list[Future[int]]] | None:
-        with self._lock:
-            if not self._pending:
-                self._is_draining = False
-                return None
-            texts = next(iter(self._pending))
-            return texts, self._pending.pop(texts)
-
-    def _refuse_all(self) -> None:
-        """Cancel what waits; from here on nothing is taken."""
-        with self._lock:
-            self._is_closed = True
-            waiting = [future for futures in self._pending.values() for future in futures]
-            self._pending = {}
-        _cancel(waiting)
-
-    @property
-    def _is_ending(self) -> bool:
-        """Whether corpus or process end: a process waits for its pools, which take nothing new.
-
-        The pool is asked because nothing else tells: the main thread counts as alive meanwhile.
-        """
-        try:
-            self._background.submit(int).cancel()
-        except RuntimeError:
-            return True
-        return self._is_closed
+        self._background.close()
 
     def _run(self, texts: Iterable[str]) -> int:
         chunks = {chunk_id: text for each in texts for chunk_id, text in self._found_in(each)}
@@ -141,7 +67,7 @@ class Warmer:
             self._warm_prefixes(self._prefixes.served)
         num_warmed = 0
         for chunk_id, text in chunks.items():
-            if self._is_ending:
+            if self._background.is_ending:
                 break
             self._warm_chunk(chunk_id, text)
             num_warmed += 1
@@ -206,19 +132,3 @@ def _as_texts(texts: object) -> frozenset[str]:
                 f"warm: text {number} is a {type(each).__name__}; pass a list of texts"
             )
     return frozenset(wanted)
-
-
-def _without_cancelled(
-    pending: dict[frozenset[str], list[Future[int]]],
-) -> dict[frozenset[str], list[Future[int]]]:
-    """What still waits for somebody."""
-    left = {
-        texts: [future for future in futures if not future.cancelled()]
-        for texts, futures in pending.items()
-    }
-    return {texts: futures for texts, futures in left.items() if futures}
-
-
-def _cancel(futures: Iterable[Future[int]]) -> None:
-    for future in futures:
-        future.cancel()

@@ -96,10 +96,20 @@ class EntrySource:
         store: Where entries are kept.
         runner: The model that encodes them.
         rate: Learns from encoding how fast the model prefills.
+        keeps_siblings: Whether the use of an entry counts as a use of its siblings, so that they
+            are evicted together.
     """
 
-    def __init__(self, store: KVStore, runner: Runner, *, rate: PrefillRate | None = None) -> None:
+    def __init__(
+        self,
+        store: KVStore,
+        runner: Runner,
+        *,
+        rate: PrefillRate | None = None,
+        keeps_siblings: bool = False,
+    ) -> None:
         self._store = store
+        self._keeps_siblings = keeps_siblings
         self._encoder = Encoder(runner, rate=rate)
         self._device = runner.device
 
@@ -119,6 +129,11 @@ class EntrySource:
             recipes: How to make each of them, and their contexts.
             watch: The request's clock.
         """
+        keys = tuple(keys)
+        if self._keeps_siblings:
+            # Before the leases, which may evict, and after which what is read is most recent.
+            for sibling in dict.fromkeys(each for key in keys for each in recipes[key].siblings):
+                self._store.touch(sibling)
         return self._acquire(keys, recipes, {}, watch=watch)
 
     def _acquire(

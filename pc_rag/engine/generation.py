@@ -196,6 +196,8 @@ class Generation:
                 self._watch.mark_first_token()
                 if not self._is_cancelled:
                     yield text
+            if is_first and self._reuse:  # the first token is in the caller's hands
+                self._machinery.prefetcher.warm_siblings(self._request)
             if is_last or self._is_cancelled:
                 return
             with self._watch.measure(Phase.DECODE):

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from pc_rag.config import EngineConfig
     from pc_rag.engine.ending import Endings
     from pc_rag.engine.entry_source import EntrySource
+    from pc_rag.engine.prefetch import Prefetcher
     from pc_rag.kv.key import VisibilityContext
     from pc_rag.kv.prefix_tree import PrefixTree
     from pc_rag.metrics import CacheStats, PrefillRate
@@ -31,6 +32,7 @@ class Machinery:
         loaded: The model with its tokenizer.
         runner: Runs it.
         source: Gives entries.
+        prefetcher: Brings entries near before they are asked for.
         text_encoder: Tokens of text and of the chat template's role markers.
         grammars: Compiles the grammars of requests.
         prefix_tree: The exact prefix cache; ``None`` where it is switched off.
@@ -46,6 +48,7 @@ class Machinery:
     loaded: LoadedModel
     runner: Runner
     source: EntrySource
+    prefetcher: Prefetcher
     text_encoder: TemplateEncoder
     grammars: GrammarCompiler
     prefix_tree: PrefixTree | None

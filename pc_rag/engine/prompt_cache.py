@@ -13,6 +13,7 @@ from pc_rag.engine.ending import Endings
 from pc_rag.engine.entry_source import EntrySource
 from pc_rag.engine.generation import Generation
 from pc_rag.engine.machinery import Machinery
+from pc_rag.engine.prefetch import Prefetcher
 from pc_rag.engine.request import Request
 from pc_rag.engine.schemas import SchemaRegistry
 from pc_rag.engine.stream import CompletionStream
@@ -36,6 +37,8 @@ from pc_rag.pml import Prompt, Schema
 from pc_rag.types import Span, StorageDtype
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+    from concurrent.futures import Future
     from types import TracebackType
     from typing import TypeAlias
 
@@ -77,7 +80,10 @@ class PromptCache:
         self._owns_store = False
         self.runner = Runner(loaded.model, detect_rope(loaded.model))
         prefill_rate = PrefillRate()
-        self.source = EntrySource(store, self.runner, rate=prefill_rate)
+        self.source = EntrySource(
+            store, self.runner, rate=prefill_rate, keeps_siblings=config.keep_siblings
+        )
+        storage_dtype = _storage_dtype(config, loaded.dtype)
         answers = AnswerMemory()
         self.chat_format = ChatFormat(loaded.tokenizer, answers=answers)
         self.prefix_tree = PrefixTree(config.prefix_cache_bytes)
@@ -87,6 +93,11 @@ class PromptCache:
             loaded=loaded,
             runner=self.runner,
             source=self.source,
+            prefetcher=Prefetcher(
+                store,
+                bytes_per_token=self.runner.shape.bytes_per_token(getattr(torch, storage_dtype)),
+                warms_siblings=config.prefetch_siblings,
+            ),
             text_encoder=TemplateEncoder(loaded.tokenizer),
             grammars=GrammarCompiler(loaded.tokenizer),
             prefix_tree=self.prefix_tree if config.prefix_cache_bytes else None,
@@ -94,7 +105,7 @@ class PromptCache:
             stats=CacheStats(),
             endings=Endings(),
             prefill_rate=prefill_rate,
-            storage_dtype=_storage_dtype(config, loaded.dtype),
+            storage_dtype=storage_dtype,
             max_position=self.max_position,
         )
         self._schemas = SchemaRegistry(self._machinery)
@@ -160,6 +171,31 @@ class PromptCache:
         """
         self._machinery.endings.do_deferred()  # what they lease has to stay in the store
         return self._schemas.add(schema)
+
+    def prefetch(self, schema: str, paths: Collection[str] | None = None) -> Future[int]:
+        """Announce the use of a schema: bring its entries into the nearest tier, in the background.
+
+        For stores of several tiers. One thread works, an entry at a time, and computes nothing:
+        what no tier holds is passed over. It ends where the nearest tier holds no more of them at
+        once. Equal calls are done as one while they wait; each has a future of its own. Of more
+        than 32 that wait the oldest are cancelled, and so are all when the engine is closed or the
+        process ends. Entries brought near count as hits of the store, and as just used.
+
+        Args:
+            schema: Name of a schema that was added.
+            paths: Modules by dotted path, such as ``"budget.small"``. Brought near are all that
+                they hold and what they attend, in the order of the schema. ``None`` for all
+                modules.
+
+        Returns:
+            Resolves to the number of entries that came from a lower tier, or to the error that
+            ended it.
+
+        Raises:
+            PromptError: No schema of that name was added, or it has no such modules.
+            StoreError: The engine is closed, or the process ends.
+        """
+        return self._machinery.prefetcher.prefetch(self._schemas.addresses(schema, paths))
 
     def generate(
         self,
@@ -276,7 +312,8 @@ class PromptCache:
         return self.runner.shape.bytes_per_token(getattr(torch, self.storage_dtype))
 
     def close(self) -> None:
-        """Release the store, if this engine opened it. Idempotent."""
+        """End what is prefetched, and release the store, if this engine opened it. Idempotent."""
+        self._machinery.prefetcher.close()
         self._machinery.endings.do_deferred()
         if self._owns_store:
             self.store.close()

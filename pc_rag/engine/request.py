@@ -23,10 +23,13 @@ class EntryRecipe:
     Attributes:
         address: The entry.
         context: Keys of the entries it attends, by rising position ID; each has a recipe too.
+        siblings: Keys of the entries that a prompt could read in its place: those of the other
+            members of the unions that it lies in.
     """
 
     address: EntryAddress
     context: tuple[ModuleKey, ...] = ()
+    siblings: tuple[ModuleKey, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,15 +7,18 @@ from threading import Lock
 from typing import TYPE_CHECKING
 
 from pc_rag.engine.request import EntryRecipe, Request
+from pc_rag.engine.siblings import runs_of, with_siblings
 from pc_rag.errors import LayoutError, Problem, PromptError
 from pc_rag.kv.key import VisibilityContext
 from pc_rag.layout import ANONYMOUS_LABEL, apply_repair, lay_out, parse_repair, plan_prompt
-from pc_rag.pml import Schema, parse_schema, read_schema
+from pc_rag.pml import Prompt, Schema, parse_schema, read_schema
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from pc_rag.engine.machinery import Machinery
+    from pc_rag.kv.key import EntryAddress
     from pc_rag.layout.schema_layout import SchemaLayout
-    from pc_rag.pml import Prompt
     from pc_rag.types import ModuleKey
 
 
@@ -65,7 +68,7 @@ class SchemaRegistry:
                 f"schema {layout.name!r} reserves {layout.span.end} position IDs, the model has "
                 f"{machinery.max_position}; shorten its modules, or make alternatives a union"
             )
-        known = _Known(layout, self._recipes(layout))
+        known = _Known(layout, with_siblings(layout, self._recipes(layout)))
         missing = machinery.source.missing(known.entries)
         for encoded in machinery.source.encode(missing, known.recipes):
             if encoded.refusal is not None:
@@ -81,16 +84,7 @@ class SchemaRegistry:
             PromptError: No schema of that name was added, or the prompt does not fit it.
             LayoutError: The prompt does not fit the model's context.
         """
-        with self._lock:
-            known = self._known.get(prompt.schema)
-            names = sorted(self._known)
-        if known is None:
-            place = prompt.location
-            message = (
-                f"schema {prompt.schema!r} is not known; known: {', '.join(names) or 'none'}. "
-                "Add it with add_schema first"
-            )
-            raise PromptError((Problem(place.line, place.column, message),), prompt.source)
+        known = self._find(prompt)
         plan = plan_prompt(
             known.layout,
             prompt,
@@ -101,6 +95,25 @@ class SchemaRegistry:
         )
         plan = apply_repair(plan, self._repair, lambda part: part.label not in _NO_MODULE)
         return Request(plan=plan, recipes=known.recipes, template=known.layout.name)
+
+    def addresses(self, schema: str, paths: Collection[str] | None) -> list[EntryAddress]:
+        """The entries of a schema's modules; see ``PromptCache.prefetch``."""
+        known = self._find(Prompt(schema))
+        return [known.recipes[known.keys[i]].address for i in runs_of(known.layout, paths)]
+
+    def _find(self, prompt: Prompt) -> _Known:
+        """The schema that a prompt names."""
+        with self._lock:
+            known = self._known.get(prompt.schema)
+            names = sorted(self._known)
+        if known is None:
+            place = prompt.location
+            message = (
+                f"schema {prompt.schema!r} is not known; known: {', '.join(names) or 'none'}. "
+                "Add it with add_schema first"
+            )
+            raise PromptError((Problem(place.line, place.column, message),), prompt.source)
+        return known
 
     def _recipes(self, layout: SchemaLayout) -> list[EntryRecipe]:
         recipes: list[EntryRecipe] = []

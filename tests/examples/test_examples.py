@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
-SHARED = {"langchain/island.py"}
+SHARED = {"langchain/island.py", "pml/_report.py"}
 """What other examples import."""
 
 
@@ -21,6 +21,39 @@ SHARED = {"langchain/island.py"}
         ("quickstart.py", ["encoded 3 chunks", "from stored KV: ", "four euros"]),
         ("prompt_markup.py", ["rome: ", "mutton stew", "exact"]),
         ("own_chain.py", ["composed (other-prefix)", "learned: 2 chunks", "exact"]),
+        (
+            "pml/code_generation.py",
+            [
+                "scanner.py: ",
+                "exact hit",
+                "tool.py: ",
+                "composed hit",
+                "Write a program that reads",
+                "ratio: ",
+            ],
+        ),
+        (
+            "pml/personalisation.py",
+            [
+                "= 324 people",
+                "age.parent: 41 tokens, exact hit",
+                "home.harbour: 31 tokens, composed hit",
+                "'Where should I go on Thursday evening, and why?'",
+                "prompt tokens                  253       253",
+                "cached tokens                  236         0",
+            ],
+        ),
+        (
+            "pml/trip_planning.py",
+            [
+                "plan.city.markets: ",
+                "plan: 2 tokens, ' three days'",
+                "' Lisbon ",
+                "plan.coast.north: ",
+                "plan: 2 tokens, ' two days'",
+                "ratio: ",
+            ],
+        ),
         ("langchain/retrieval_chain.py", ["hit 3 of 3 retrieved documents", "misses: none"]),
         ("langchain/retrieval_qa.py", ["hit 3 of 3 retrieved documents", "misses: none"]),
         ("langchain/lcel.py", ["hit 3 of 3", "learned: 4 chunks", "4 of 4 (100.0%)"]),

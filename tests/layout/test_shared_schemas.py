@@ -2,31 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import pytest
-
 from pc_rag.layout import RowKind, lay_out, layout_rows, plan_prompt
-from pc_rag.pml import parse_prompt, parse_schema, read_schema
+from pc_rag.pml import parse_prompt, read_schema
 from pc_rag.types import HitKind, ModuleKey, PositionPolicy, Visibility
 from tests.support.char_encoder import CharEncoder, decode
-
-BOOKSTORE = "code_generation_bookstore.xml"
-PERSONA = "persona_generation.xml"
-
-
-@pytest.fixture
-def shared_schema():
-    """The path of one of the schemas, looked for in ``shared/pml`` of every folder above."""
-
-    def path_of(name):
-        for folder in Path(__file__).resolve().parents:
-            path = folder / "shared" / "pml" / name
-            if path.is_file():
-                return path
-        return pytest.skip(f"shared/pml/{name} is in no folder above the repository")
-
-    return path_of
+from tests.support.shared_schemas import BOOKSTORE, PARAMETERIZED, PERSONA
 
 
 def golden(layout, *, max_depth):
@@ -80,8 +60,7 @@ def test_code_keeps_its_shape_when_it_is_a_module(shared_schema):
 
 def test_layout_is_golden_when_traits_are_unions(shared_schema):
     """Six unions of traits, each reserving its longest; one token a character."""
-    document = shared_schema(PERSONA).read_text(encoding="utf-8")
-    schema = parse_schema(document.replace(' scaffold="default"', ""))
+    schema = read_schema(shared_schema(PERSONA))
     layout = lay_out(schema, CharEncoder(), visibility=Visibility.PREFIX)
     assert golden(layout, max_depth=1) == [
         ("persona", 0, 6678, 6678),
@@ -100,3 +79,24 @@ def test_layout_is_golden_when_traits_are_unions(shared_schema):
         ("personality.analytical", 5815, 6395, 624),
         ("personality.creative", 5815, 6397, 624),
     ]
+
+
+def test_layout_is_golden_when_texts_hold_parameters(shared_schema):
+    """A union in a member of a union; each parameter reserves its length; one token a character."""
+    schema = read_schema(shared_schema(PARAMETERIZED))
+    layout = lay_out(schema, CharEncoder(), visibility=Visibility.PREFIX)
+    assert golden(layout, max_depth=3) == [
+        ("travel", 0, 993, 993),
+        ("travel-plan", 290, 882, 592),
+        ("travel-plan.domestic", 354, 694, 528),
+        ("travel-plan.overseas", 354, 882, 528),
+    ]
+    parameters = [row for row in layout_rows(layout) if row.kind is RowKind.PARAMETER]
+    assert [(row.name, row.path, row.span.start, row.span.end) for row in parameters] == [
+        ("duration", "travel-plan", 347, 352),
+        ("city", "travel-plan.domestic", 457, 467),
+    ]
+    cities = [row for row in golden(layout, max_depth=5) if row[0].count(".") == 2]
+    assert len(cities) == 8
+    assert {(start, num_reserved) for _, start, _, num_reserved in cities} == {(463, 419)}
+    assert max(cities, key=lambda row: row[2]) == ("travel-plan.overseas.sahara", 463, 882, 419)

@@ -261,6 +261,9 @@ class SpyStore:
     def pin(self, key: ModuleKey, *, pinned: bool = True) -> bool:
         return self.inner.pin(key, pinned=pinned)
 
+    def touch(self, key: ModuleKey) -> None:
+        self.inner.touch(key)
+
     def remove(self, key: ModuleKey) -> bool:
         return self.inner.remove(key)
 
