@@ -31,6 +31,9 @@ class NoRepair:
 class LinkRepair:
     """The first tokens of every chunk after the first are recomputed, to see the chunks before.
 
+    Of an entry that is read in several parts, such as a scaffold's, only those at its start: what
+    lies further in attended what lies before it in the entry.
+
     Attributes:
         num_tokens: How many of each chunk; at least 1.
 
@@ -78,7 +81,8 @@ def apply_repair(
     """Turn the stored tokens that a policy names into fresh ones.
 
     Args:
-        plan: The plan without repair; every cached part is one occurrence of a chunk.
+        plan: The plan without repair; every cached part is one occurrence of a chunk, or the rest
+            of one that began before it.
         repair: The policy.
         is_chunk: Whether a part belongs to a retrieved chunk rather than to a prefix or to the
             request's own text. Asked of fresh parts too: a chunk that missed the store is a chunk.
@@ -96,7 +100,7 @@ def apply_repair(
             if isinstance(part, Reused) or not is_chunk(part):
                 yield part
                 continue
-            if isinstance(part, Cached) and has_chunk_before:
+            if isinstance(part, Cached) and has_chunk_before and not part.rows.start:
                 yield from _recompute_first(part, repair.num_tokens)
             else:
                 yield part
