@@ -54,12 +54,10 @@ def own_parts(request):
     return [part for part in request.plan.cached if part.label != "(prefix)"]
 
 
-@pytest.mark.parametrize("visibility", Visibility)
+@pytest.mark.parametrize("visibility", [Visibility.PREFIX, Visibility.MODULE])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_e4_entry_of_a_scaffold_equals_joint_prefill_of_its_chunks(family, visibility):
     """E4: the KV of chunks and separators in one stock forward pass, behind what they attend."""
-    if visibility is Visibility.SCAFFOLD:
-        pytest.skip("not a setting of engines: scaffolds are made by name")
     with opened(loaded=loaded_model(family), visibility=visibility) as corpus:
         corpus.add(TEXTS)
         engine = corpus.engine
