@@ -23,7 +23,7 @@ What is not measured: speed, retrieval, repair, larger models. SmolLM2-135M is w
 look at log-probabilities and KL rather than at exact matches. Questions of one article share
 paragraphs, which the intervals (95 %, bootstrap over questions) do not account for.
 
-    python benchmarks/scaffolds.py [--instances 100] [--questions 32] [--xquad PATH]
+    python benchmarks/scaffolds.py [--instances 80] [--questions 24] [--xquad PATH]
 """
 
 from __future__ import annotations
@@ -283,9 +283,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--model", default="smollm2")
     parser.add_argument(
-        "--instances", type=int, default=100, help="of the synthetic task; 0 leaves it out"
+        "--instances", type=int, default=80, help="of the synthetic task; 0 leaves it out"
     )
-    parser.add_argument("--questions", type=int, default=32, help="of XQuAD; 0 leaves it out")
+    parser.add_argument("--questions", type=int, default=24, help="of XQuAD; 0 leaves it out")
     parser.add_argument("--xquad", type=Path, default=default_xquad(), help="XQuAD as JSON")
     arguments = parser.parse_args()
     loaded = load_model(arguments.model, dtype="float32", device="cpu")

@@ -342,7 +342,7 @@ class Corpus:
                 message is cut off there.
 
         Returns:
-            Resolves to the number of chunks encoded.
+            Resolves to the number of entries encoded: of chunks, and of scaffolds.
 
         Raises:
             PromptError: The head has no token.
