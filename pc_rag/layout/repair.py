@@ -10,13 +10,20 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeAlias
 
 from pc_rag.errors import ConfigError, PromptError
-from pc_rag.layout.plan import Cached, Fresh, FreshKind, RequestPlan, Reused, split_cached
+from pc_rag.layout.plan import (
+    Cached,
+    Fresh,
+    FreshKind,
+    RequestPlan,
+    Reused,
+    split_cached,
+)
 from pc_rag.types import Span
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from pc_rag.layout.plan import Part
+    from pc_rag.layout.plan import Occurrence, Part
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +88,9 @@ def apply_repair(
     """Turn the stored tokens that a policy names into fresh ones.
 
     Args:
-        plan: The plan without repair; every cached part is one occurrence of a chunk, or the rest
-            of one that began before it.
+        plan: The plan without repair. Parts of one occurrence of an entry are one chunk, whatever
+            arguments stand between them; so are the members of a scaffold, which see each other,
+            also where other text stands between them.
         repair: The policy.
         is_chunk: Whether a part belongs to a retrieved chunk rather than to a prefix or to the
             request's own text. Asked of fresh parts too: a chunk that missed the store is a chunk.
@@ -95,18 +103,31 @@ def apply_repair(
         return plan
 
     def repaired() -> Iterator[Part]:
-        has_chunk_before = False
+        num_chunks, num_left = 0, 0
+        current: Occurrence | None = None
         for part in plan.parts:
             if isinstance(part, Reused) or not is_chunk(part):
                 yield part
                 continue
-            if isinstance(part, Cached) and has_chunk_before and not part.rows.start:
-                yield from _recompute_first(part, repair.num_tokens)
+            if part.occurrence is None or part.occurrence != current:
+                if not _is_further_on(part, current):
+                    num_chunks += 1
+                    num_left = repair.num_tokens
+                current = part.occurrence
+            if isinstance(part, Cached) and num_chunks > 1:
+                yield from _recompute_first(part, num_left)
+                num_left -= min(num_left, len(part.token_ids))
             else:
                 yield part
-            has_chunk_before = True
 
     return RequestPlan(tuple(repaired()))
+
+
+def _is_further_on(part: Cached | Fresh, before: Occurrence | None) -> bool:
+    """Whether a part lies behind the start of the entry that was read last, used apart from it."""
+    if not isinstance(part, Cached) or before is None:
+        return False
+    return part.key == before.key and part.rows.start > 0
 
 
 def _recompute_first(part: Cached, num_tokens: int) -> Iterator[Part]:
@@ -141,4 +162,10 @@ def with_fresh_end(plan: RequestPlan) -> RequestPlan:
 
 
 def _recomputed(part: Cached) -> Fresh:
-    return Fresh(token_ids=part.token_ids, span=part.span, kind=FreshKind.REPAIR, label=part.label)
+    return Fresh(
+        token_ids=part.token_ids,
+        span=part.span,
+        kind=FreshKind.REPAIR,
+        label=part.label,
+        occurrence=part.occurrence,
+    )
