@@ -70,6 +70,7 @@ def _rows(
         ("model", f"{manifest.model} ({manifest.dtype})" if manifest else "not remembered"),
         ("documents", f"{held.num_documents:,}"),
         ("chunks", f"{held.num_chunks:,} ({held.num_tokens:,} tokens)"),
+        ("scaffolds", f"{held.num_scaffolds:,}"),
         (
             "to reclaim by gc",
             f"{held.num_tombstones:,} tombstones, {held.num_unowned_chunks:,} chunks",

@@ -25,6 +25,7 @@ from pc_rag.corpus.reports import (
     IngestProgress,
     IngestReport,
     RetrievedChunk,
+    ScaffoldReport,
 )
 from pc_rag.corpus.retrieval import ScoredId, VectorIndex
 from pc_rag.corpus.upkeep import ReconcileReport, Upkeep
@@ -49,6 +50,7 @@ __all__ = [
     "Recognizer",
     "ReconcileReport",
     "RetrievedChunk",
+    "ScaffoldReport",
     "ScoredId",
     "SkippedFile",
     "TextChunk",

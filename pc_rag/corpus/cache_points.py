@@ -23,7 +23,7 @@ from pc_rag.types import Visibility
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from pc_rag.corpus.planning import CutPiece
+    from pc_rag.corpus.places import CutPiece
     from pc_rag.corpus.prefixes import CorpusPrefix
     from pc_rag.engine import PromptCache
     from pc_rag.model.tokenizer import TextTokenizer

@@ -2,25 +2,14 @@
 
 from __future__ import annotations
 
-import tempfile
-from contextlib import ExitStack
 from typing import TYPE_CHECKING, Self
 
-from pc_rag.corpus.catalog import Catalog
-from pc_rag.corpus.chunking import Chunker
 from pc_rag.corpus.documents import as_documents
 from pc_rag.corpus.embedding import lazy_embedder
 from pc_rag.corpus.garbage import collect_garbage
-from pc_rag.corpus.ingest import Ingest
-from pc_rag.corpus.kept import KeptEntries
-from pc_rag.corpus.lookup import ChunkLookup
-from pc_rag.corpus.prefix_set import PrefixSet
+from pc_rag.corpus.opening import CorpusParts
 from pc_rag.corpus.prompt_format import PromptFormat
-from pc_rag.corpus.prompts import CorpusPrompts
-from pc_rag.corpus.reports import Answer, AnswerStream, CorpusStats
-from pc_rag.corpus.slots import check_slots
-from pc_rag.corpus.upkeep import Upkeep
-from pc_rag.corpus.warming import Warmer
+from pc_rag.corpus.reports import Answer, AnswerStream, CorpusStats, ScaffoldReport
 from pc_rag.metrics import Phase
 
 if TYPE_CHECKING:
@@ -78,52 +67,17 @@ class Corpus:
     ) -> None:
         self.engine = engine
         self.prompt_format = prompt_format or PromptFormat()
-        embedder = lazy_embedder(embedding, has_retrieval=has_retrieval)
-        tokenizer = engine.loaded.tokenizer
-        chunker = Chunker(
-            lambda text: len(tokenizer.encode_text(text)),
-            max_tokens=engine.config.chunk_tokens if chunk_tokens is None else chunk_tokens,
-        )
-        with ExitStack() as opened:  # closes what is open already where a later step fails
-            if folder is None:
-                folder = opened.enter_context(tempfile.TemporaryDirectory(prefix="pc-rag-"))
-            self._catalog = Catalog(folder, tokenizer_id=tokenizer.digest)
-            opened.enter_context(self._catalog)
-            check_slots(self._catalog, engine.config.slot_tokens)
-            self._lookup = ChunkLookup(self._catalog, embedder)
-            self._open_parts(chunker, opened)
-            self._opened = opened.pop_all()
-
-    def _open_parts(self, chunker: Chunker, opened: ExitStack) -> None:
-        """Make the parts that need the catalog; ``opened`` ends what they do in the background."""
-        engine = self.engine
-        self._ingest = Ingest(
+        self._parts = parts = CorpusParts(
             engine,
-            self._catalog,
-            chunker,
-            lambda: self._prefixes.encoded,
-            served=lambda: self._prefixes.served,
+            folder,
+            prompt_format=self.prompt_format,
+            embedder=lazy_embedder(embedding, has_retrieval=has_retrieval),
+            chunk_tokens=engine.config.chunk_tokens if chunk_tokens is None else chunk_tokens,
         )
-        self._prompts = CorpusPrompts(
-            engine,
-            self.prompt_format,
-            self._lookup,
-            self._ingest,
-            served=lambda: self._prefixes.served,
-            kept=KeptEntries(engine, self._catalog),
-        )
-        own = self._prompts.own_head()
-        self._prefixes = PrefixSet(engine, self._catalog, own, self._ingest)
-        opened.callback(self._prefixes.close)
-        self._warmer = Warmer(engine, self._lookup, self._ingest.entries, self._prefixes)
-        opened.callback(self._warmer.close)
-        self.upkeep = Upkeep(
-            engine,
-            self._catalog,
-            self._ingest,
-            lambda: self._prefixes.encoded,
-            self.add,
-        )
+        self._catalog, self._lookup, self._prompts = parts.catalog, parts.lookup, parts.prompts
+        self._ingest, self._scaffolds = parts.ingest, parts.scaffolds
+        self._prefixes, self._warmer = parts.prefixes, parts.warmer
+        self.upkeep = parts.upkeep(self.add)
 
     @property
     def prefix(self) -> str:
@@ -189,8 +143,45 @@ class Corpus:
         return self._catalog.remove_document(document_id)
 
     def gc(self) -> GcReport:
-        """Delete the chunks that no document owns any more, their entries, and expired ones."""
+        """Delete the chunks that no document owns any more, their entries, and expired ones.
+
+        The scaffolds of such chunks go with them.
+        """
         return collect_garbage(self._catalog, self.engine.store, entries_of=self._ingest.entries_of)
+
+    @property
+    def scaffolds(self) -> tuple[tuple[str, ...], ...]:
+        """The ids of the chunks of each scaffold, in the order they came.
+
+        One of which a chunk is gone, as its document changed or was removed, is not among them;
+        ``gc`` reclaims its bytes.
+        """
+        return tuple(scaffold.chunk_ids for scaffold in self._scaffolds.live)
+
+    def scaffold(self, chunk_ids: Sequence[str], *, pinned: bool = False) -> ScaffoldReport:
+        """Encode chunks that belong together as one entry too, behind every prefix.
+
+        In it each chunk attended those before it, with the separator of ``prompt_format`` between.
+        It is read where all stand in a prompt in this order: as a whole where just the separator
+        stands between them, chunk by chunk where other text does. Otherwise, and where another
+        chunk stands between, each is read from its own entry, which it keeps.
+
+        Args:
+            chunk_ids: At least two, as ``search`` returns them. What is encoded already is not
+                encoded again.
+            pinned: Never evict the entry.
+
+        Raises:
+            IngestError: Fewer than two chunks, one twice, or one that no document has.
+            LayoutError: They are longer than the context. Under ``reserved`` positions they take
+                as many slots as they are chunks.
+            StoreFull: The store has no room; nothing is left of it.
+        """
+        return self._scaffolds.add(chunk_ids, pinned=pinned)
+
+    def unscaffold(self, chunk_ids: Sequence[str]) -> bool:
+        """Drop a scaffold and its entries; the chunks keep theirs. Whether there was one."""
+        return self._scaffolds.remove(chunk_ids)
 
     def stats(self) -> CorpusStats:
         """What the corpus and its store hold."""
@@ -243,6 +234,9 @@ class Corpus:
     ) -> AnswerStream:
         """Answer a question from the ``k`` nearest chunks, giving text as it comes.
 
+        Chunks stand in the prompt best first; but where all of a scaffold are retrieved they stand
+        side by side in its order, at the place of the best of them.
+
         Args:
             question: The question.
             k: Most chunks to read.
@@ -256,8 +250,9 @@ class Corpus:
         """
         watch = self.engine.start_watch()
         with watch.measure(Phase.RETRIEVE):
-            chunks = self.search(question, k, where=where)
+            found = {chunk.id: chunk for chunk in self.search(question, k, where=where)}
         with watch.measure(Phase.PLAN):
+            chunks = tuple(found[id_] for id_ in self._scaffolds.arranged(tuple(found)))
             texts = {chunk.id: chunk.text for chunk in chunks}
             request = self._prompts.question(question, texts)
         return AnswerStream(self.engine.run(request, config, watch=watch, reuse=reuse), chunks)
@@ -347,7 +342,7 @@ class Corpus:
                 message is cut off there.
 
         Returns:
-            Resolves to the number of chunks encoded.
+            Resolves to the number of entries encoded: of chunks, and of scaffolds.
 
         Raises:
             PromptError: The head has no token.
@@ -386,7 +381,7 @@ class Corpus:
 
     def close(self) -> None:
         """Finish background work and close the catalog. Idempotent."""
-        self._opened.close()
+        self._parts.close()
 
     def __enter__(self) -> Self:
         return self

@@ -26,6 +26,8 @@ def collect_garbage(
 ) -> GcReport:
     """Delete the chunks that no document owns, their entries, and kept ones whose time is over.
 
+    A scaffold goes with the first of its chunks.
+
     Entries go before the catalog forgets them: after a crash in between the next call goes on.
 
     Args:
@@ -41,8 +43,8 @@ def collect_garbage(
             return {each.key: each.num_bytes for each in catalog.entries.of_chunk(chunk_id)}
 
     unowned = catalog.unowned()
-    expired = collect_expired(catalog, store, clock=clock)
-    num_entries, num_bytes = len(expired), sum(expired.values())
+    removed = {**collect_expired(catalog, store, clock=clock), **_collect_scaffolds(catalog, store)}
+    num_entries, num_bytes = len(removed), sum(removed.values())
     for chunk_id in unowned.chunk_ids:
         for key, entry_bytes in entries_of(chunk_id).items():
             if store.remove(key):
@@ -55,3 +57,16 @@ def collect_garbage(
         num_entries=num_entries,
         num_bytes=num_bytes,
     )
+
+
+def _collect_scaffolds(catalog: Catalog, store: KVStore) -> dict[ModuleKey, int]:
+    """Remove the scaffolds that lost a chunk; their entries that left the store, with bytes."""
+    dead = catalog.scaffolds.dead()
+    removed = {
+        key: num_bytes
+        for scaffold in dead
+        for key, num_bytes in catalog.scaffolds.entries_of(scaffold.id).items()
+        if store.remove(key)
+    }
+    catalog.scaffolds.remove(scaffold.id for scaffold in dead)
+    return removed

@@ -7,10 +7,11 @@ request's own text, tails of chunks included; the chunks' tokens are those they 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, TypeAlias
 
-from pc_rag.corpus.parts import HeadTokens, PartText, label_parts
+from pc_rag.corpus.parts import PartText, label_parts
+from pc_rag.corpus.places import ChunkPlace, ScaffoldPlace
 from pc_rag.corpus.prefixes import chunk_recipe, longest_prefix_of, recipe_table
 from pc_rag.corpus.recognition import ChunkPart, Recognized
 from pc_rag.engine.request import Request
@@ -19,12 +20,15 @@ from pc_rag.model.chat import ChatPiece, PieceKind
 from pc_rag.types import MissReason, Visibility
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from pc_rag.corpus.cache_points import ChainLink
+    from pc_rag.corpus.parts import HeadTokens
+    from pc_rag.corpus.places import CutPiece
     from pc_rag.corpus.prefixes import CorpusPrefix
     from pc_rag.engine import PromptCache
     from pc_rag.engine.request import EntryRecipe
+    from pc_rag.kv.key import EntryAddress
     from pc_rag.types import TokenIds
 
     Finder: TypeAlias = Callable[[str], Sequence[Recognized]]
@@ -33,21 +37,6 @@ if TYPE_CHECKING:
 _TEMPLATE = "corpus"
 _PREFIX_LABEL = "(prefix)"
 """No chunk's id: those are hexadecimal."""
-
-
-@dataclass(frozen=True, slots=True)
-class ChunkPlace:
-    """A chunk that stands in a prompt.
-
-    Attributes:
-        chunk_id: The chunk.
-        text: What stands there: its text, or a mark in its place, or the text of its head.
-        head: Its tokens, where only a head of it stands there.
-    """
-
-    chunk_id: str
-    text: str
-    head: HeadTokens | None = None
 
 
 def place_mark(index: int) -> str:
@@ -138,10 +127,6 @@ def find_apart(text: str, wanted: str, start: int) -> int:
     """
     apart = re.compile(rf"(?<!\w){re.escape(wanted)}(?!\w)").search(text, start)
     return text.find(wanted, start) if apart is None else apart.start()
-
-
-CutPiece: TypeAlias = "TokenIds | PartText | ChunkPlace"
-"""A prompt in order: token ids of its own text, of parts of chunks in it, and places of chunks."""
 
 
 def _no_head(_: Recognized) -> None:
@@ -265,21 +250,29 @@ class RequestPlanner:
         behind = known or prefixes[0]
         sees_context = head == behind.token_ids
         recipes: dict[str, EntryRecipe] = {}
-        for piece in cut:
-            if isinstance(piece, ChunkPlace) and piece.chunk_id not in recipes:
-                recipe = chunk_recipe(self._engine, chunk_tokens(piece), behind)
-                recipes[piece.chunk_id] = recipe
-        pieces = (_piece_of(p, recipes, sees_context=sees_context) for p in _behind_head(cut))
+        pieces = [*_head_pieces(head, known, chain)]
+        for piece in _behind_head(cut):
+            if isinstance(piece, tuple):
+                pieces.append(TextPiece(piece))
+            elif isinstance(piece, PartText):
+                pieces.append(TextPiece(piece.token_ids, label=piece.chunk_id))
+            else:
+                if (name := _name_of(piece)) not in recipes:
+                    token_ids = _entry_tokens(piece, chunk_tokens)
+                    recipes[name] = chunk_recipe(self._engine, token_ids, behind)
+                address = recipes[name].address
+                pieces.append(_entry_piece(piece, address, chunk_tokens, sees_context=sees_context))
         plan = plan_chunks(
-            [*_head_pieces(head, known, chain), *pieces],
+            pieces,
             policy=config.position_policy,
             slot_tokens=config.slot_tokens,
             max_position=self._engine.max_position,
         )
-        labels = {piece.chunk_id for piece in cut if not isinstance(piece, tuple)}
+        labels = {label for piece in cut for label in _chunks_at(piece)}
         plan = apply_repair(plan, self._repair, lambda part: part.label in labels)
         is_other = config.visibility is Visibility.PREFIX and not sees_context
-        remarks = dict.fromkeys(recipes, MissReason.OTHER_PREFIX) if is_other else {}
+        read = (part.label for part in plan.cached if part.label in labels)
+        remarks = dict.fromkeys(read, MissReason.OTHER_PREFIX) if is_other else {}
         return Request(
             plan=plan,
             recipes=recipe_table([*(e.recipe for e in chain), *recipes.values()], prefixes),
@@ -310,22 +303,44 @@ def _head_pieces(
     yield TextPiece(head[len(known.token_ids) :])
 
 
-def _piece_of(
-    piece: CutPiece, recipes: Mapping[str, EntryRecipe], *, sees_context: bool
-) -> TextPiece | EntryPiece:
-    """What the layout is told of a piece; chunks are read from the entries of ``recipes``."""
-    if isinstance(piece, PartText):
-        return TextPiece(piece.token_ids, label=piece.chunk_id)
-    if not isinstance(piece, ChunkPlace):
-        return TextPiece(piece)
-    address = recipes[piece.chunk_id].address
+def _chunks_at(piece: CutPiece) -> Iterator[str]:
+    """The ids of the chunks that a piece is, or is a part of."""
+    if isinstance(piece, ScaffoldPlace):
+        yield from piece.scaffold.chunk_ids
+    elif not isinstance(piece, tuple):
+        yield piece.chunk_id
+
+
+def _name_of(place: ChunkPlace | ScaffoldPlace) -> str:
+    """The id of what is read at a place; no chunk has that of a scaffold."""
+    return place.scaffold.id if isinstance(place, ScaffoldPlace) else place.chunk_id
+
+
+def _entry_tokens(
+    place: ChunkPlace | ScaffoldPlace, chunk_tokens: Callable[[ChunkPlace], TokenIds]
+) -> TokenIds:
+    if isinstance(place, ScaffoldPlace):
+        return place.joint_ids(chunk_tokens)
+    return chunk_tokens(place)
+
+
+def _entry_piece(
+    place: ChunkPlace | ScaffoldPlace,
+    address: EntryAddress,
+    chunk_tokens: Callable[[ChunkPlace], TokenIds],
+    *,
+    sees_context: bool,
+) -> EntryPiece:
+    """What the layout is told of a place that is read from an entry."""
+    head = place.head if isinstance(place, ChunkPlace) else None
     return EntryPiece(
-        label=piece.chunk_id,
+        label=_name_of(place),
         key=address.key,
         token_ids=address.token_ids,
         encoded_start=address.start,
         context_is_prefix=sees_context,
-        num_read=piece.head.num_read if piece.head else None,
+        num_read=head.num_read if head else None,
+        members=place.rows(chunk_tokens) if isinstance(place, ScaffoldPlace) else (),
     )
 
 

@@ -6,16 +6,17 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from enum import StrEnum
 from threading import Lock
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from pc_rag.corpus.catalog.records import PrefixRole
 from pc_rag.corpus.prefixes import corpus_prefix
 from pc_rag.errors import ConfigError, PromptError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from pc_rag.corpus.catalog import Catalog
     from pc_rag.corpus.catalog.records import PrefixRecord
-    from pc_rag.corpus.ingest import Ingest
     from pc_rag.corpus.prefixes import CorpusPrefix
     from pc_rag.engine import PromptCache
     from pc_rag.types import TokenIds
@@ -23,6 +24,16 @@ if TYPE_CHECKING:
 
 MAX_PREFIXES = 4
 """Each prefix multiplies the bytes of the corpus and the time of every ingest."""
+
+
+class EncodedBehind(Protocol):
+    """What is encoded behind every prefix: ``Ingest`` for chunks, ``Scaffolds``."""
+
+    def encode_live(self, prefix: CorpusPrefix) -> int:
+        """Encode all there is behind one prefix; how many entries were missing."""
+
+    def remove_behind(self, prefix: CorpusPrefix) -> int:
+        """Remove from the store what is behind a prefix; how many entries those were."""
 
 
 class _Standing(StrEnum):
@@ -68,16 +79,19 @@ class PrefixSet:
         engine: Whose model encodes.
         catalog: Keeps the prefixes.
         own: Tokens of the corpus's own prefix; may be empty.
-        ingest: Encodes the live chunks behind a prefix, and removes them.
+        kinds: What is encoded behind prefixes: chunks, and scaffolds.
     """
 
     def __init__(
-        self, engine: PromptCache, catalog: Catalog, own: TokenIds, ingest: Ingest
+        self,
+        engine: PromptCache,
+        catalog: Catalog,
+        own: TokenIds,
+        kinds: Sequence[EncodedBehind],
     ) -> None:
         self._engine = engine
         self._catalog = catalog
-        self._encode_live = ingest.encode_live
-        self._remove_behind = ingest.remove_behind
+        self._kinds = kinds
         self._lock = Lock()
         self._pending: dict[TokenIds, Future[int]] = {}
         self._background = ThreadPoolExecutor(1, thread_name_prefix="pc-rag-prefix")
@@ -151,7 +165,8 @@ class PrefixSet:
         for record in found:
             # Before the entries go: after a crash in between, it must not count as complete.
             self._catalog.delete_settings(_standings_of(record))
-            num_removed += self._remove_behind(corpus_prefix(self._engine, record))
+            prefix = corpus_prefix(self._engine, record)
+            num_removed += sum(kind.remove_behind(prefix) for kind in self._kinds)
             self._catalog.prefixes.remove(record.id)
         return num_removed
 
@@ -187,6 +202,9 @@ class PrefixSet:
         finally:
             with self._lock:
                 self._pending.pop(record.token_ids, None)
+
+    def _encode_live(self, prefix: CorpusPrefix) -> int:
+        return sum(kind.encode_live(prefix) for kind in self._kinds)
 
     def _texts_to_forget(self) -> list[str]:
         adopted = [prefix.record.text for prefix in self.encoded[1:]]

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from pc_rag.corpus.cache_points import CutPrompt, cut_at_points
 from pc_rag.corpus.catalog.records import ChunkId
+from pc_rag.corpus.places import ChunkPlace
 from pc_rag.corpus.planning import (
-    ChunkPlace,
     InOrderFinder,
     RequestPlanner,
     cut_conversation,
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from pc_rag.corpus.planning import Finder, HeadFitter
     from pc_rag.corpus.prefixes import CorpusPrefix
     from pc_rag.corpus.prompt_format import PromptFormat
+    from pc_rag.corpus.scaffolds import Scaffolds
     from pc_rag.engine import PromptCache, Request
     from pc_rag.model.conversation import ChatMessage, TextPrompt
     from pc_rag.types import TokenIds
@@ -45,6 +46,7 @@ class CorpusPrompts:
         ingest: Knows the chunks' tokens, and notes the entries that requests read.
         served: Says what prompts are served from at this moment, the corpus's own prefix first.
         kept: Plans what prompts ask to be kept.
+        scaffolds: Knows which chunks are read together.
     """
 
     def __init__(
@@ -56,6 +58,7 @@ class CorpusPrompts:
         *,
         served: Callable[[], Sequence[CorpusPrefix]],
         kept: KeptEntries,
+        scaffolds: Scaffolds,
     ) -> None:
         self._engine = engine
         self._format = prompt_format
@@ -63,6 +66,7 @@ class CorpusPrompts:
         self._ingest = ingest
         self._served = served
         self._kept = kept
+        self._scaffolds = scaffolds
         self._planner = RequestPlanner(engine)
 
     def own_head(self) -> TokenIds:
@@ -106,15 +110,22 @@ class CorpusPrompts:
         return head_of(opened.pieces)
 
     def _plan(self, cut: CutPrompt, text_at: Callable[[ChunkPlace], str]) -> Request:
+        whole: dict[str, TokenIds] = {}
+
         def chunk_tokens(place: ChunkPlace) -> TokenIds:
             if place.head is not None:
                 return place.head.token_ids
-            return self._ingest.entries.tokens_of(ChunkId(place.chunk_id), text_at(place))
+            if place.chunk_id not in whole:
+                chunk_id = ChunkId(place.chunk_id)
+                whole[chunk_id] = self._ingest.entries.tokens_of(chunk_id, text_at(place))
+            return whole[place.chunk_id]
 
         prefixes = self._served()
         chain = self._kept.chain(head_of(cut.pieces), cut.points, prefixes)
-        request = self._planner.plan(cut.pieces, chunk_tokens, prefixes=prefixes, chain=chain)
+        pieces = self._scaffolds.placed(cut.pieces)
+        request = self._planner.plan(pieces, chunk_tokens, prefixes=prefixes, chain=chain)
         self._ingest.note(request.plan)
+        self._scaffolds.note(pieces, request.plan)
         return request
 
     def _marked(

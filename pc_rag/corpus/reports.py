@@ -103,8 +103,8 @@ class GcReport:
     Attributes:
         num_documents: Tombstones removed.
         num_chunks: Chunks removed.
-        num_entries: Entries removed from the store, kept ones (``CachePoint``) that expired among
-            them.
+        num_entries: Entries removed from the store, among them those of scaffolds that lost a
+            chunk, and kept ones (``CachePoint``) that expired.
         num_bytes: Bytes of their keys and values.
     """
 
@@ -112,6 +112,30 @@ class GcReport:
     num_chunks: int
     num_entries: int
     num_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScaffoldReport:
+    """A scaffold of a corpus, and what it costs.
+
+    Attributes:
+        chunk_ids: Its chunks in order.
+        num_tokens: Tokens of its entry: those of the chunks, and of the separators between them.
+        num_bytes: Bytes of the entry's keys and values, behind every prefix.
+        num_prefixes: Prefixes that it is encoded behind.
+        num_encoded: Entries encoded by this call; 0 where all were stored.
+    """
+
+    chunk_ids: tuple[str, ...]
+    num_tokens: int
+    num_bytes: int
+    num_prefixes: int
+    num_encoded: int
+
+    @property
+    def num_entries(self) -> int:
+        """Entries of its chunks and its own: behind each prefix 1 + m for m chunks."""
+        return self.num_prefixes * (1 + len(self.chunk_ids))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,7 +181,8 @@ class Answer:
 
     Attributes:
         completion: The text and what it cost.
-        chunks: What was retrieved, best first, as it stands in the prompt.
+        chunks: What was retrieved, as it stands in the prompt: best first, but the chunks of a
+            scaffold together.
     """
 
     completion: Completion
@@ -175,7 +200,7 @@ class AnswerStream:
 
     Attributes:
         stream: The text.
-        chunks: What was retrieved, best first, as it stands in the prompt.
+        chunks: As of ``Answer``.
     """
 
     stream: CompletionStream

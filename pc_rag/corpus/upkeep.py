@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from pc_rag.corpus.ingest import Ingest, OnProgress
     from pc_rag.corpus.prefixes import CorpusPrefix
     from pc_rag.corpus.publishing import PreparedDocument
+    from pc_rag.corpus.scaffolds import Scaffolds
     from pc_rag.engine import PromptCache
 
     class Add(Protocol):
@@ -75,6 +76,7 @@ class Upkeep:
         engine: Whose store and model.
         catalog: Knows documents and chunks.
         ingest: Prepares documents, and encodes what is missing of known ones.
+        scaffolds: Encodes what is missing of scaffolds.
         prefixes: Says what chunks are encoded behind.
         add: ``Corpus.add``.
     """
@@ -84,6 +86,8 @@ class Upkeep:
         engine: PromptCache,
         catalog: Catalog,
         ingest: Ingest,
+        *,
+        scaffolds: Scaffolds,
         prefixes: Callable[[], Sequence[CorpusPrefix]],
         add: Add,
     ) -> None:
@@ -92,6 +96,7 @@ class Upkeep:
         self._prefixes = prefixes
         self._add = add
         self._ingest = ingest
+        self._scaffolds = scaffolds
         self._lock = RLock()  # a callback of progress may ensure others
 
     @property
@@ -155,7 +160,7 @@ class Upkeep:
         )
 
     def restore(self, where: Mapping[str, str] | None = None) -> IngestReport:
-        """Encode what went with the store: every missing entry of the documents.
+        """Encode what went with the store: every missing entry of the documents, and of scaffolds.
 
         Looks only when the store was deleted or is another, or the model is, since the last call
         for the same documents: it costs next to nothing otherwise, and what a full store evicts is
@@ -165,7 +170,8 @@ class Upkeep:
             where: Metadata of the documents; all of them by default.
 
         Returns:
-            What was encoded; the documents, of which none changed, are not counted.
+            What was encoded; the documents, of which none changed, are not counted, nor are
+            entries of scaffolds.
 
         Raises:
             StoreIOError: A medium failed.
@@ -178,6 +184,7 @@ class Upkeep:
             if self._catalog.setting(name) == storage:
                 return IngestReport()
             report = self._ingest.encode_known(record.id for record in self.documents(where))
+            self._scaffolds.encode_known()
             self._catalog.put_setting(name, storage)
         return report
 

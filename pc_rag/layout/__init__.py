@@ -1,6 +1,6 @@
 """From token counts to spans, and from a prompt to the plan of its request. Pure integers."""
 
-from pc_rag.layout.corpus_plan import EntryPiece, Piece, TextPiece, plan_chunks
+from pc_rag.layout.corpus_plan import EntryPiece, MemberRows, Piece, TextPiece, plan_chunks
 from pc_rag.layout.laying_out import lay_out
 from pc_rag.layout.layout_rows import LayoutRow, RowKind, layout_rows
 from pc_rag.layout.plan import (
@@ -44,6 +44,7 @@ __all__ = [
     "Item",
     "LayoutRow",
     "LinkRepair",
+    "MemberRows",
     "ModuleLayout",
     "NoRepair",
     "Occurrence",

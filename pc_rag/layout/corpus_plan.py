@@ -30,12 +30,25 @@ class TextPiece:
     label: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EntryPiece:
-    """A stored prefix or chunk.
+@dataclass(frozen=True, slots=True)
+class MemberRows:
+    """One chunk of a scaffold, in the scaffold's entry.
 
     Attributes:
-        label: Id of the chunk, or name of the prefix, for metrics.
+        label: Id of the chunk, for metrics.
+        rows: Its rows, and those of the separator behind it where that is read too.
+    """
+
+    label: str
+    rows: Span
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EntryPiece:
+    """A stored prefix, chunk or scaffold.
+
+    Attributes:
+        label: Id of the chunk or scaffold, or name of the prefix; for metrics.
         key: Its entry.
         token_ids: All tokens of the entry; may be empty.
         encoded_start: Position ID of its first token when it was encoded.
@@ -44,6 +57,8 @@ class EntryPiece:
         is_prefix: It is (a part of) the prefix, not a chunk; stands before every chunk.
         num_read: Leading tokens that stand in the prompt and are read; ``None`` for all. They
             attended nothing behind them, so their KV is what it is in the whole.
+        members: Of a scaffold: the chunks that stand here one behind the other, whose rows follow
+            each other. Where others of its chunks stand elsewhere they are pieces of their own.
     """
 
     label: str
@@ -53,16 +68,31 @@ class EntryPiece:
     context_is_prefix: bool
     is_prefix: bool = False
     num_read: int | None = None
+    members: tuple[MemberRows, ...] = ()
+
+    @property
+    def reads(self) -> tuple[MemberRows, ...]:
+        """What is read, by label: of a chunk or prefix its first tokens, of a scaffold members."""
+        if self.members:
+            return self.members
+        num_tokens = len(self.token_ids)
+        end = num_tokens if self.num_read is None else min(self.num_read, num_tokens)
+        return (MemberRows(self.label, Span(0, end)),)
+
+    @property
+    def rows(self) -> Span:
+        """The rows that are read."""
+        return Span(self.reads[0].rows.start, self.reads[-1].rows.end)
 
     @property
     def read_ids(self) -> TokenIds:
         """The tokens that are read."""
-        return self.token_ids[: self.num_read]
+        return self.token_ids[self.rows.start : self.rows.end]
 
     @property
-    def is_whole(self) -> bool:
-        """Whether all of it is read."""
-        return self.num_read is None or self.num_read >= len(self.token_ids)
+    def is_head(self) -> bool:
+        """Whether only a chunk's first tokens are read."""
+        return not self.members and len(self.rows) < len(self.token_ids)
 
 
 Piece: TypeAlias = TextPiece | EntryPiece
@@ -84,9 +114,12 @@ def plan_chunks(
         |prefix|text, chunk 0, gap |text, chunk 1, gap |chunk 2|question|
                |<-- slot_tokens -->|<-- slot_tokens -->|
 
+    Members of a scaffold that stand one behind the other take as many slots as they would apart;
+    they lie as they were encoded, without gaps between them, and what is behind does not move.
+
     A piece is exact where all before it is exact, is just what it attended, and it did not move:
-    the prefix at position 0, and the first chunk right behind its prefix. A piece that is read in
-    part is a partial hit. The last token of the plan is always fresh.
+    the prefix at position 0, and the first chunk or scaffold right behind its prefix. A head of a
+    chunk is a partial hit. The last token of the plan is always fresh.
 
     Args:
         pieces: The prompt in order; concatenating the ids read gives the plan's ids.
@@ -157,7 +190,7 @@ class _Placer:
             self._enter_slot(piece)
             self._place_text()
             self._place_entry(piece)
-            self._num_chunks += 1
+            self._num_chunks += len(piece.reads)
 
     def finish(self) -> tuple[Part, ...]:
         self._place_text()
@@ -166,9 +199,10 @@ class _Placer:
     def _enter_slot(self, piece: EntryPiece) -> None:
         if self._slot_tokens is None:
             return
-        if len(piece.read_ids) > self._slot_tokens:
+        # Of several members each fits a slot; what separates them is like text between chunks.
+        if len(piece.reads) == 1 and len(piece.read_ids) > self._slot_tokens:
             raise LayoutError(
-                f"chunk {piece.label!r} has {len(piece.read_ids)} tokens, a slot holds "
+                f"chunk {piece.reads[0].label!r} has {len(piece.read_ids)} tokens, a slot holds "
                 f"{self._slot_tokens}; split the chunk, or create the corpus with longer slots"
             )
         slot_start = self._prefix_end + self._num_chunks * self._slot_tokens
@@ -186,24 +220,26 @@ class _Placer:
         self._waiting.clear()
 
     def _place_entry(self, piece: EntryPiece) -> None:
-        token_ids = piece.read_ids
-        if not token_ids:
+        rows = piece.rows
+        if not rows:
             return
-        span = Span(self._cursor, self._cursor + len(token_ids))
-        is_exact = self._is_exact and piece.encoded_start == span.start and self._saw_all(piece)
+        is_unmoved = not rows.start and piece.encoded_start == self._cursor
+        is_exact = self._is_exact and is_unmoved and self._saw_all(piece)
         hit_kind = HitKind.EXACT if is_exact else HitKind.COMPOSED
-        self._parts.append(
-            Cached(
-                label=piece.label,
-                key=piece.key,
-                token_ids=token_ids,
-                span=span,
-                rows=Span(0, len(token_ids)),
-                encoded_start=piece.encoded_start,
-                hit_kind=hit_kind if piece.is_whole else HitKind.PARTIAL,
+        for read in piece.reads:
+            span = Span(self._cursor, self._cursor + len(read.rows))
+            self._parts.append(
+                Cached(
+                    label=read.label,
+                    key=piece.key,
+                    token_ids=piece.token_ids[read.rows.start : read.rows.end],
+                    span=span,
+                    rows=read.rows,
+                    encoded_start=piece.encoded_start,
+                    hit_kind=HitKind.PARTIAL if piece.is_head else hit_kind,
+                )
             )
-        )
-        self._cursor = span.end
+            self._cursor = span.end
         self._is_exact = is_exact and piece.is_prefix
 
     def _saw_all(self, piece: EntryPiece) -> bool:

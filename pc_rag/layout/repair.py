@@ -10,13 +10,20 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeAlias
 
 from pc_rag.errors import ConfigError, PromptError
-from pc_rag.layout.plan import Cached, Fresh, FreshKind, RequestPlan, Reused, split_cached
+from pc_rag.layout.plan import (
+    Cached,
+    Fresh,
+    FreshKind,
+    RequestPlan,
+    Reused,
+    split_cached,
+)
 from pc_rag.types import Span
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from pc_rag.layout.plan import Part
+    from pc_rag.layout.plan import Occurrence, Part
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +37,9 @@ class NoRepair:
 @dataclass(frozen=True, slots=True)
 class LinkRepair:
     """The first tokens of every chunk after the first are recomputed, to see the chunks before.
+
+    Of an entry that is read in several parts, such as a scaffold's, only those at its start: what
+    lies further in attended what lies before it in the entry.
 
     Attributes:
         num_tokens: How many of each chunk; at least 1.
@@ -79,7 +89,8 @@ def apply_repair(
 
     Args:
         plan: The plan without repair. Parts of one occurrence of an entry are one chunk, whatever
-            arguments stand between them; so are the members of a scaffold, which see each other.
+            arguments stand between them; so are the members of a scaffold, which see each other,
+            also where other text stands between them.
         repair: The policy.
         is_chunk: Whether a part belongs to a retrieved chunk rather than to a prefix or to the
             request's own text. Asked of fresh parts too: a chunk that missed the store is a chunk.
@@ -92,14 +103,17 @@ def apply_repair(
         return plan
 
     def repaired() -> Iterator[Part]:
-        num_chunks, current, num_left = 0, None, 0
+        num_chunks, num_left = 0, 0
+        current: Occurrence | None = None
         for part in plan.parts:
             if isinstance(part, Reused) or not is_chunk(part):
                 yield part
                 continue
             if part.occurrence is None or part.occurrence != current:
-                num_chunks += 1
-                current, num_left = part.occurrence, repair.num_tokens
+                if not _is_further_on(part, current):
+                    num_chunks += 1
+                    num_left = repair.num_tokens
+                current = part.occurrence
             if isinstance(part, Cached) and num_chunks > 1:
                 yield from _recompute_first(part, num_left)
                 num_left -= min(num_left, len(part.token_ids))
@@ -107,6 +121,13 @@ def apply_repair(
                 yield part
 
     return RequestPlan(tuple(repaired()))
+
+
+def _is_further_on(part: Cached | Fresh, before: Occurrence | None) -> bool:
+    """Whether a part lies behind the start of the entry that was read last, used apart from it."""
+    if not isinstance(part, Cached) or before is None:
+        return False
+    return part.key == before.key and part.rows.start > 0
 
 
 def _recompute_first(part: Cached, num_tokens: int) -> Iterator[Part]:

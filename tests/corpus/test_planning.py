@@ -7,7 +7,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pc_rag.corpus import PromptFormat
-from pc_rag.corpus.planning import ChunkPlace, InOrderFinder, cut_plain_text, head_of, place_mark
+from pc_rag.corpus.places import ChunkPlace
+from pc_rag.corpus.planning import InOrderFinder, cut_plain_text, head_of, place_mark
 from pc_rag.corpus.recognition import Recognized
 from pc_rag.errors import LayoutError, PromptError
 from pc_rag.layout.plan import Cached

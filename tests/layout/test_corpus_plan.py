@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from pc_rag.errors import LayoutError, PromptError
-from pc_rag.layout import Cached, EntryPiece, FreshKind, TextPiece, plan_chunks
+from pc_rag.layout import Cached, EntryPiece, FreshKind, MemberRows, TextPiece, plan_chunks
 from pc_rag.types import HitKind, ModuleKey, PositionPolicy, Span
 from tests.support.char_encoder import decode
 
@@ -253,3 +253,52 @@ def test_last_token_is_computed_when_a_head_ends_the_prompt():
     plan = plan_chunks([text("x"), head("abcd", 3)], policy=PositionPolicy.PACKED)
     assert shown(plan) == [("text", "x", 0), ("partial", "ab", 1), ("repair", "c", 3)]
     assert shown(plan.without_reuse()) == [("text", "x", 0), ("uncached", "abc", 1)]
+
+
+JOINT = replace(chunk("aaaa--bb"), label="joint")
+
+
+def members(*rows):
+    """Some of the chunks of a scaffold, by their rows."""
+    named = tuple(MemberRows(label, Span(*span)) for label, *span in rows)
+    return replace(JOINT, members=named)
+
+
+def test_scaffold_is_one_part_a_chunk_when_it_is_read_as_a_whole():
+    """Each with the separator behind it, from one entry; exact as the first chunk is."""
+    together = members(("a", 0, 6), ("b", 6, 8))
+    plan = plan_chunks([prefix("PREFIX"), together, chunk("cc")], policy=PositionPolicy.PACKED)
+    assert shown(plan)[1:4] == [("exact", "aaaa--", 6), ("exact", "bb", 12), ("composed", "c", 14)]
+    parts = plan.cached[1:3]
+    assert [(part.label, part.rows) for part in parts] == [("a", Span(0, 6)), ("b", Span(6, 8))]
+    assert {(part.key, part.shift) for part in parts} == {(JOINT.key, 0)}
+
+
+def test_chunks_of_a_scaffold_are_composed_when_they_stand_apart():
+    """But for the first behind the prefix, whose rows attended nothing else."""
+    pieces = [
+        prefix("PREFIX"),
+        members(("a", 0, 4)),
+        text("?"),
+        members(("b", 6, 8)),
+        text("Why"),
+    ]
+    plan = plan_chunks(pieces, policy=PositionPolicy.PACKED)
+    assert shown(plan)[1:4] == [("exact", "aaaa", 6), ("text", "?", 10), ("composed", "bb", 11)]
+    assert plan.cached[2].shift == 11 - (6 + 6)
+
+
+def test_later_rows_are_not_exact_when_they_stand_right_behind_the_prefix():
+    """They attended the rows before them, which are not there."""
+    pieces = [prefix("PREFIX"), members(("b", 6, 8)), text("Why")]
+    assert shown(plan_chunks(pieces, policy=PositionPolicy.PACKED))[1][0] == "composed"
+
+
+@pytest.mark.parametrize("slot_tokens", [4, 10])
+def test_scaffold_takes_a_slot_a_chunk_when_positions_are_reserved(slot_tokens):
+    """Its chunks lie without a gap, and what is behind it lies where it would without it."""
+    together = members(("a", 0, 6), ("b", 6, 8))
+    pieces = [prefix("PREFIX"), together, chunk("cc"), text("Why")]
+    plan = plan_chunks(pieces, policy=PositionPolicy.RESERVED, slot_tokens=slot_tokens)
+    starts = [part.span.start for part in plan.cached]
+    assert starts == [0, 6, 12, 6 + 2 * slot_tokens]

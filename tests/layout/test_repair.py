@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from dataclasses import replace
 
 import pytest
 
@@ -114,3 +115,13 @@ def test_last_token_is_computed_when_it_was_reused(num_tokens):
 def test_plan_is_unchanged_when_it_ends_fresh():
     """Nothing is recomputed without need."""
     assert with_fresh_end(PLAN) == PLAN
+
+
+def test_only_the_start_of_an_entry_is_recomputed_when_it_is_read_in_parts():
+    """What lies further in it attended what lies before it, together or apart."""
+    first = cached("chunk b", 10, 5)
+    rest = replace(cached("chunk c", 15, 3), key=first.key, rows=Span(5, 8))
+    plan = RequestPlan((cached("chunk a", 4, 5), first, rest, replace(rest, span=Span(20, 23))))
+    repaired = apply_repair(plan, LinkRepair(2), is_chunk)
+    assert [(part.label, part.span) for part in repaired.fresh] == [("chunk b", Span(10, 12))]
+    assert repaired.cached[-2:] == plan.cached[-2:]

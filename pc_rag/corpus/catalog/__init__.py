@@ -13,10 +13,13 @@ from pc_rag.corpus.catalog.records import (
     NewChunk,
     PrefixRecord,
     PrefixRole,
+    ScaffoldEntry,
+    ScaffoldRecord,
     StoredVectors,
     Unowned,
     chunk_id_of,
     prefix_id_of,
+    scaffold_id_of,
 )
 
 __all__ = [
@@ -30,8 +33,11 @@ __all__ = [
     "NewChunk",
     "PrefixRecord",
     "PrefixRole",
+    "ScaffoldEntry",
+    "ScaffoldRecord",
     "StoredVectors",
     "Unowned",
     "chunk_id_of",
     "prefix_id_of",
+    "scaffold_id_of",
 ]

@@ -27,6 +27,7 @@ from pc_rag.corpus.catalog.records import (
     DocumentRecord,
     Unowned,
 )
+from pc_rag.corpus.catalog.scaffolds import ScaffoldTable
 from pc_rag.corpus.catalog.vectors import VectorTable
 from pc_rag.types import ModuleKey
 
@@ -61,6 +62,7 @@ class Catalog:
     Attributes:
         entries: Which entries the KV store was given.
         prefixes: Text before the chunks.
+        scaffolds: Chunks that belong together.
         vectors: Vectors of chunks, by embedder.
 
     Raises:
@@ -73,6 +75,7 @@ class Catalog:
         self._tokenizer_id = tokenizer_id
         self.entries = EntryTable(self._database)
         self.prefixes = PrefixTable(self._database, tokenizer_id)
+        self.scaffolds = ScaffoldTable(self._database)
         self.vectors = VectorTable(self._database)
 
     def compare(self, document: Document, *, chunking: str) -> DocumentChange:
@@ -259,7 +262,8 @@ class Catalog:
         """Delete what ``unowned`` named, after its entries have left the KV store.
 
         A chunk that a document has taken up again meanwhile stays, without the records of the
-        entries that are gone; a document that has come back stays.
+        entries that are gone; so does one of a scaffold (``ScaffoldTable.remove`` comes first); a
+        document that has come back stays.
 
         Returns:
             Number of chunks deleted.
@@ -273,7 +277,8 @@ class Catalog:
             deleted = connection.executemany(
                 "DELETE FROM chunks WHERE id = ? "
                 "AND NOT EXISTS (SELECT 1 FROM ownership WHERE chunk = number) "
-                "AND NOT EXISTS (SELECT 1 FROM entries WHERE chunk = number)",
+                "AND NOT EXISTS (SELECT 1 FROM entries WHERE chunk = number) "
+                "AND NOT EXISTS (SELECT 1 FROM scaffold_members WHERE chunk = number)",
                 ((chunk_id,) for chunk_id in unowned.chunk_ids),
             )
             return deleted.rowcount if unowned.chunk_ids else 0
@@ -346,8 +351,9 @@ class Catalog:
             "num_unowned_chunks": "SELECT count(*) FROM unowned_chunks",
             "num_tokens": "SELECT coalesce(sum(num_tokens), 0) FROM chunk_tokens "
             "JOIN live_chunks ON number = chunk WHERE tokenizer_id = :tokenizer",
-            "num_entries": "SELECT count(*) FROM entries",
-            "entry_bytes": "SELECT coalesce(sum(num_bytes), 0) FROM entries",
+            "num_scaffolds": "SELECT count(*) FROM live_scaffolds",
+            "num_entries": "SELECT count(*) FROM all_entries",
+            "entry_bytes": "SELECT coalesce(sum(num_bytes), 0) FROM all_entries",
             "num_prefixes": "SELECT count(*) FROM prefixes WHERE tokenizer_id = :tokenizer",
         }
         with self._database.read() as connection:

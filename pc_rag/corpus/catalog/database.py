@@ -8,7 +8,7 @@ import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from pc_rag.corpus.catalog.schema import APPLICATION_ID, SCHEMA, SCHEMA_VERSION
+from pc_rag.corpus.catalog.schema import APPLICATION_ID, MIGRATIONS, SCHEMA_VERSION
 from pc_rag.errors import StoreError, StoreIOError
 
 if TYPE_CHECKING:
@@ -58,9 +58,11 @@ class Database:
         connection.execute("PRAGMA synchronous = FULL")
         with self.write() as writer:
             # Asked again under the write lock: another process may have been first.
-            if _pragma(writer, "user_version") == 0:
-                for statement in SCHEMA.split(";"):
+            version = _pragma(writer, "user_version")
+            for number in range(version, SCHEMA_VERSION):
+                for statement in MIGRATIONS[number].split(";"):
                     writer.execute(statement)
+            if version < SCHEMA_VERSION:
                 writer.execute(f"PRAGMA application_id = {APPLICATION_ID}")
                 writer.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
 

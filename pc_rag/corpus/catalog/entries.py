@@ -61,10 +61,10 @@ class EntryTable:
             return _records(connection, where, prefix_id)
 
     def keys(self) -> frozenset[ModuleKey]:
-        """Every recorded key: what the KV store holds beyond them belongs to no chunk."""
+        """Every recorded key, those of scaffolds too: others of the store belong to no chunk."""
         with self._database.read() as connection:
             return frozenset(
-                ModuleKey(key) for (key,) in connection.execute("SELECT key FROM entries")
+                ModuleKey(key) for (key,) in connection.execute("SELECT key FROM all_entries")
             )
 
     def forget(self, keys: Iterable[ModuleKey]) -> None:

@@ -59,11 +59,12 @@ class PrefixTable:
     def remove(self, prefix_id: str) -> bool:
         """Delete a prefix with its entries' records. Whether it was there.
 
-        Remove its entries (``EntryTable.of_prefix``) from the KV store first: afterwards nothing
-        knows them.
+        Remove its entries (``EntryTable.of_prefix``, ``ScaffoldTable.keys_behind``) from the KV
+        store first: afterwards nothing knows them.
         """
         with self._database.write() as connection:
             connection.execute("DELETE FROM entries WHERE prefix_id = ?", (prefix_id,))
+            connection.execute("DELETE FROM scaffold_entries WHERE prefix_id = ?", (prefix_id,))
             return bool(
                 connection.execute("DELETE FROM prefixes WHERE id = ?", (prefix_id,)).rowcount
             )

@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, NewType
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     import numpy as np
     import numpy.typing as npt
@@ -31,6 +31,11 @@ def prefix_id_of(token_ids: TokenIds, tokenizer_id: str) -> str:
     """
     ids = " ".join(map(str, token_ids))
     return hashlib.sha256(f"{tokenizer_id}\0{ids}".encode()).hexdigest()
+
+
+def scaffold_id_of(chunk_ids: Iterable[ChunkId], separator: str) -> str:
+    """The id of the scaffold of these chunks in this order with this text between them."""
+    return hashlib.sha256("\0".join((*chunk_ids, separator)).encode()).hexdigest()
 
 
 class DocumentChange(StrEnum):
@@ -124,6 +129,40 @@ class EntryRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ScaffoldRecord:
+    """Chunks that belong together.
+
+    Attributes:
+        id: See ``scaffold_id_of``.
+        chunk_ids: The chunks in order, at least two, each once.
+        separator: The text between them.
+    """
+
+    id: str
+    chunk_ids: tuple[ChunkId, ...]
+    separator: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScaffoldEntry:
+    """Says that the KV store was given an entry of a scaffold.
+
+    Attributes:
+        key: The entry.
+        scaffold_id: The scaffold.
+        prefix_id: The prefix it was encoded behind; ``None`` under visibility ``module``.
+        fingerprint: The model that encoded it.
+        num_bytes: Bytes of its keys and values.
+    """
+
+    key: ModuleKey
+    scaffold_id: str
+    prefix_id: str | None
+    fingerprint: Fingerprint
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PrefixRecord:
     """Text that stands before the chunks.
 
@@ -180,7 +219,8 @@ class CatalogStats:
         num_chunks: Chunks with a live owner.
         num_unowned_chunks: Chunks without one.
         num_tokens: Tokens of the chunks with a live owner, under the catalog's tokenizer.
-        num_entries: Recorded entries, of every model and prefix.
+        num_scaffolds: Scaffolds whose chunks all have a live owner.
+        num_entries: Recorded entries, of every model and prefix, those of scaffolds among them.
         entry_bytes: Bytes of keys and values in them.
         num_prefixes: Prefixes under the catalog's tokenizer.
     """
@@ -190,6 +230,7 @@ class CatalogStats:
     num_chunks: int
     num_unowned_chunks: int
     num_tokens: int
+    num_scaffolds: int
     num_entries: int
     entry_bytes: int
     num_prefixes: int

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 """Stored as ``PRAGMA user_version``; raised with every change of the tables."""
 
 APPLICATION_ID = 0x70635247
 """``pcRG``; tells a catalog from other SQLite files."""
 
-SCHEMA = """
+_DOCUMENTS = """
 CREATE TABLE settings (
     name TEXT PRIMARY KEY,
     value TEXT NOT NULL
@@ -99,3 +99,45 @@ CREATE VIEW unowned_chunks AS
     SELECT number, id FROM chunks
     WHERE NOT EXISTS (SELECT 1 FROM live_ownership WHERE live_ownership.chunk = chunks.number);
 """
+"""The tables of version 1."""
+
+_SCAFFOLDS = """
+CREATE TABLE scaffolds (
+    number INTEGER PRIMARY KEY,
+    id TEXT NOT NULL UNIQUE,
+    separator TEXT NOT NULL
+);
+
+CREATE TABLE scaffold_members (
+    scaffold INTEGER NOT NULL REFERENCES scaffolds (number) ON DELETE CASCADE,
+    ordinal INTEGER NOT NULL,
+    chunk INTEGER NOT NULL REFERENCES chunks (number),
+    PRIMARY KEY (scaffold, ordinal)
+) WITHOUT ROWID;
+CREATE INDEX members_by_chunk ON scaffold_members (chunk);
+
+CREATE TABLE scaffold_entries (
+    key TEXT PRIMARY KEY,
+    scaffold INTEGER NOT NULL REFERENCES scaffolds (number) ON DELETE CASCADE,
+    prefix_id TEXT REFERENCES prefixes (id),
+    fingerprint TEXT NOT NULL,
+    num_bytes INTEGER NOT NULL
+);
+CREATE INDEX scaffold_entries_by_scaffold ON scaffold_entries (scaffold);
+CREATE INDEX scaffold_entries_by_prefix ON scaffold_entries (prefix_id);
+
+CREATE VIEW live_scaffolds AS
+    SELECT number, id, separator FROM scaffolds
+    WHERE NOT EXISTS (
+        SELECT 1 FROM scaffold_members JOIN unowned_chunks
+        ON unowned_chunks.number = scaffold_members.chunk
+        WHERE scaffold_members.scaffold = scaffolds.number
+    );
+
+CREATE VIEW all_entries AS
+    SELECT key, prefix_id, num_bytes FROM entries
+    UNION ALL SELECT key, prefix_id, num_bytes FROM scaffold_entries;
+"""
+
+MIGRATIONS = {0: _DOCUMENTS, 1: _SCAFFOLDS}
+"""By version of a catalog (0 of an empty file): the statements that make the next one of it."""
