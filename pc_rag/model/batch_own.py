@@ -80,8 +80,8 @@ class PromptTokens:
                 scaling=scaling,
                 is_causal=True,
             )
-            out[tokens] = part[0].transpose(0, 1).unflatten(1, split)
-            lse[tokens] = part_lse[0].transpose(0, 1).unflatten(1, split)
+            out[tokens] = torch.unflatten(part[0].transpose(0, 1), 1, split)
+            lse[tokens] = torch.unflatten(part_lse[0].transpose(0, 1), 1, split)
 
     def commit(self) -> None:
         """See ``OwnKV``."""
@@ -121,7 +121,7 @@ class NextTokens:
         scaling: float,
     ) -> None:
         """See ``OwnKV``."""
-        stacked = queries[0].transpose(0, 1).unflatten(1, lse.shape[1:])
+        stacked = torch.unflatten(queries[0].transpose(0, 1), 1, lse.shape[1:])
         for run in self._runs:
             fresh = keys[0, :, run.tokens], values[0, :, run.tokens]
             out[run.tokens], lse[run.tokens] = run.attend(

@@ -77,7 +77,7 @@ class BatchPass:
         self._own.attend(layer, queries, keys, values, out=own, lse=self._lse[-1], scaling=scaling)
         if not self._uses:
             return own.flatten(1, 2).transpose(0, 1)[None]
-        stacked = queries[0].transpose(0, 1).unflatten(1, (num_kv_heads, group_size))
+        stacked = torch.unflatten(queries[0].transpose(0, 1), 1, (num_kv_heads, group_size))
         outs = []
         for number, use in enumerate(self._uses):
             out, self._lse[number, use.tokens] = use.attend(layer, stacked, scaling)

@@ -99,8 +99,8 @@ class PieceUse:
         )
         split = (num_seeing, group_size)
         return (
-            out[0].unflatten(1, split).transpose(0, 1),
-            lse[0].unflatten(1, split).transpose(0, 1),
+            torch.unflatten(out[0], 1, split).transpose(0, 1),
+            torch.unflatten(lse[0], 1, split).transpose(0, 1),
         )
 
     def add(self, total: torch.Tensor, out: torch.Tensor, weights: torch.Tensor) -> None:
