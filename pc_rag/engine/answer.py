@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from pc_rag.types import ModuleKey
 
 
-class Answer:
-    """The answer to one request as it grows, token by token.
+class AnswerBuilder:
+    """Builds the answer to one request, token by token.
 
     Args:
         machinery: The engine's parts.
@@ -129,7 +129,7 @@ class Answer:
 
 
 def complete(
-    answer: Answer,
+    answer: AnswerBuilder,
     machinery: Machinery,
     request: Request,
     *,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pc_rag.engine.answer import Answer
+from pc_rag.engine.answer import AnswerBuilder
 from pc_rag.engine.batch_group import BatchGroup, BatchMemory, Member
 from pc_rag.engine.request import Request
 from pc_rag.errors import ConfigError, GenerationError, LayoutError, Problem, PromptError
@@ -86,7 +86,7 @@ class Batch:
                 with self._watch.measure(Phase.PLAN):
                     request = prompt if isinstance(prompt, Request) else plan(prompt)
                     to_run = request.plan if self._reuse else request.plan.without_reuse()
-                answer = Answer(self._machinery, to_run, config, watch=self._watch)
+                answer = AnswerBuilder(self._machinery, to_run, config, watch=self._watch)
             except (PromptError, LayoutError, ConfigError) as error:
                 refused.append((index, error))
             else:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from pc_rag.engine.answer import Answer
+    from pc_rag.engine.answer import AnswerBuilder
     from pc_rag.engine.completion import Completion
     from pc_rag.engine.entry_source import Acquired
     from pc_rag.engine.machinery import Machinery
@@ -71,7 +71,7 @@ class Member:
 
     request: Request
     plan: RequestPlan
-    answer: Answer
+    answer: AnswerBuilder
     served: dict[ModuleKey, Served] = field(default_factory=dict)
     sequence: BatchSequence | None = None
     num_decode_steps: int = 0

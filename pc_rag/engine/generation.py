@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from pc_rag.engine.answer import Answer, complete
+from pc_rag.engine.answer import AnswerBuilder, complete
 from pc_rag.engine.remember import remember
 from pc_rag.errors import StoreError
 from pc_rag.layout.plan import RequestPlan
@@ -67,7 +67,7 @@ class Generation:
         self._watch = watch
         self._reuse = reuse
         self._plan = request.plan if reuse else request.plan.without_reuse()
-        self._answer = Answer(machinery, self._plan, config, watch=watch)
+        self._answer = AnswerBuilder(machinery, self._plan, config, watch=watch)
         self._acquired: Acquired | None = None
         self._match: PrefixMatch | None = None
         self._view: KVView | None = None
