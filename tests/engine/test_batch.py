@@ -9,6 +9,7 @@ import pytest
 from pc_rag.config import EngineConfig
 from pc_rag.errors import ConfigError, GenerationError, LayoutError, PromptError
 from pc_rag.kv.memory_tier import MemoryTier
+from pc_rag.metrics import Stopwatch
 from pc_rag.model.sampling import GenerationConfig
 from pc_rag.types import MissReason
 from tests.support.engines import (
@@ -200,14 +201,25 @@ def test_metrics_tell_of_every_request():
     assert engine.stats.snapshot().total.num_requests == 3
 
 
-@pytest.mark.parametrize("size", [1, 3])
-def test_wait_for_earlier_groups_is_part_of_ttft(size):
-    """TTFT runs from the call; a request of a later group waits for those before."""
-    engine, _ = spied_engine()
+@pytest.mark.parametrize(
+    ("size", "ttft"), [(1, [1.0, 7.0, 13.0]), (2, [1.0, 1.0, 7.0]), (3, [1.0, 1.0, 1.0])]
+)
+def test_wait_for_earlier_groups_is_part_of_ttft(size, ttft, monkeypatch):
+    """On a clock that ticks with every pass; a pass is charged to everyone who takes part."""
+    engine = tiny_engine(only_ascii=True)
+    now = 0.0
+
+    def tick(*_):
+        nonlocal now
+        now += 1
+
+    engine.loaded.model.register_forward_pre_hook(tick)
+    monkeypatch.setattr(engine, "start_watch", lambda: Stopwatch(read_clock=lambda: now))
     found = engine.generate_batch(["one", "two", "three"], SHORT, max_batch_size=size)
-    ttft = [c.metrics.ttft_seconds - c.metrics.held_back_seconds for c in found]
-    decode = found[0].metrics.decode_seconds
-    assert (ttft[1] > ttft[0] + decode / 2) is (size == 1)
+    metrics = [completion.metrics for completion in found]
+    assert [each.ttft_seconds for each in metrics] == ttft
+    assert [each.prefill_seconds for each in metrics] == [1.0] * 3
+    assert [each.decode_seconds for each in metrics] == [CAN_ANSWER] * 3
 
 
 def test_batch_works_when_the_store_keeps_nothing():
