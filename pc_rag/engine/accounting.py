@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(slots=True)
-class _Occurrence:
-    """The parts of one module at one place of a prompt."""
+class _Use:
+    """The parts of one module at one place of a prompt, arguments left out."""
 
     label: str
     cached: list[Cached] = field(default_factory=list)
@@ -35,6 +35,12 @@ class _Occurrence:
     def is_text(self) -> bool:
         """Whether it is text of the request that is a part of a chunk."""
         return any(part.kind is FreshKind.PART for part in self.fresh)
+
+    @property
+    def last(self) -> Part:
+        """Its part that stands last in the prompt."""
+        ends = [parts[-1] for parts in (self.cached, self.fresh) if parts]
+        return max(ends, key=lambda part: part.span.start)
 
     @property
     def num_tokens(self) -> int:
@@ -80,9 +86,9 @@ def request_metrics(
         num_generated_tokens=num_generated_tokens,
         num_decode_steps=num_decode_steps,
         modules=tuple(
-            _module_use(occurrence, served, remarks)
-            for occurrence in _occurrences(plan)
-            if not occurrence.cached or occurrence.cached[0].key in served
+            _module_use(use, served, remarks)
+            for use in _occurrences(plan)
+            if not use.cached or use.cached[0].key in served
         ),
         template=template,
         tenant=tenant,
@@ -92,25 +98,25 @@ def request_metrics(
 
 
 def _module_use(
-    occurrence: _Occurrence,
+    use: _Use,
     served: Mapping[ModuleKey, Served],
     remarks: Mapping[str, MissReason],
 ) -> ModuleUse:
-    label, num_tokens = occurrence.label, occurrence.num_tokens
-    if not occurrence.cached:
-        reason = MissReason.REUSE_OFF if occurrence.is_uncached else MissReason.REPAIRED
-        reason = MissReason.SPLIT if occurrence.is_text else reason
+    label, num_tokens = use.label, use.num_tokens
+    if not use.cached:
+        reason = MissReason.REUSE_OFF if use.is_uncached else MissReason.REPAIRED
+        reason = MissReason.SPLIT if use.is_text else reason
         return ModuleUse(label=label, num_tokens=num_tokens, miss_reason=reason)
-    first = occurrence.cached[0]
+    first = use.cached[0]
     source = served[first.key]
     if source.tier is None:
         return ModuleUse(
             label=label,
             num_tokens=num_tokens,
             miss_reason=source.miss_reason or MissReason.NOT_STORED,
-            num_encoded_tokens=sum(len(part.token_ids) for part in occurrence.cached),
+            num_encoded_tokens=sum(len(part.token_ids) for part in use.cached),
         )
-    kinds = {part.hit_kind for part in occurrence.cached}
+    kinds = {part.hit_kind for part in use.cached}
     kind = kinds.pop() if len(kinds) == 1 else HitKind.COMPOSED
     return ModuleUse(
         label=label,
@@ -121,20 +127,19 @@ def _module_use(
     )
 
 
-def _occurrences(plan: RequestPlan) -> Iterator[_Occurrence]:
+def _occurrences(plan: RequestPlan) -> Iterator[_Use]:
     """Group the parts that belong to one module at one place."""
-    current: _Occurrence | None = None
+    current: _Use | None = None
     for part in plan.parts:
+        if not isinstance(part, Cached) and part.kind is FreshKind.ARGUMENT:
+            continue  # stands inside the module around it
         label = _module_label(part)
-        if not label:
-            if current is not None:
-                yield current
-            current = None
-            continue
-        if current is not None and _starts_anew(current, part, is_last=part is plan.parts[-1]):
+        if current is not None and not (label and _goes_on(current, part)):
             yield current
             current = None
-        current = current or _Occurrence(label)
+        if not label:
+            continue
+        current = current or _Use(label)
         if isinstance(part, Cached):
             current.cached.append(part)
         else:
@@ -150,26 +155,16 @@ def _module_label(part: Part) -> str:
     return part.label
 
 
-def _starts_anew(current: _Occurrence, part: Part, *, is_last: bool) -> bool:
-    """Whether a labelled part opens another occurrence.
+def _goes_on(current: _Use, part: Part) -> bool:
+    """Whether a labelled part belongs to the module that the parts before it began.
 
-    One occurrence is its repaired first tokens, its rows (cached, or computed because reuse is
-    off), and perhaps the very last token of the prompt, recomputed for its logits. Text that is a
-    part of a chunk is one of its own, of which the exact prefix cache may hold the first tokens.
+    A module's parts stand for rows of one entry, used once: its repaired first tokens, its rows
+    (cached, or computed because reuse is off), what stands behind its arguments, and perhaps the
+    very last token of the prompt. Text that is a part of a chunk has no entry; the exact prefix
+    cache may hold its first tokens.
     """
-    if part.label != current.label:
-        return True
-    is_text = not isinstance(part, Cached) and part.kind is FreshKind.PART
-    if is_text is not current.is_text:
-        return True
-    if isinstance(part, Cached):
-        return bool(current.cached) and part.rows.start <= current.cached[-1].rows.start
-    if part.kind is FreshKind.UNCACHED:
-        return current.is_uncached
-    before = current.fresh[-1] if current.fresh else None
-    is_rest = isinstance(part, Fresh) and isinstance(before, Reused)
-    if is_text:
-        return not is_rest
-    # One repaired from its first token to its last has no rows: the next part is of another one.
-    has_rows = bool(current.cached) or current.is_uncached
-    return not is_last and (has_rows or not is_rest)
+    before = current.last
+    if part.label != current.label or part.occurrence != before.occurrence:
+        return False
+    is_rest = isinstance(part, Fresh) and isinstance(before, Reused) and part.kind is before.kind
+    return part.occurrence is not None or is_rest

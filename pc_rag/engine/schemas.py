@@ -24,12 +24,22 @@ _NO_MODULE = frozenset({"", ANONYMOUS_LABEL})
 
 
 class _Known:
-    """A schema with the recipes of its runs."""
+    """A schema with the recipes of its runs.
+
+    Attributes:
+        layout: Its layout.
+        keys: Of the entry of every run, by index; of one that is not stored, what it would be.
+        recipes: Of the runs that are stored, and of those of parameters only, which nothing but
+            the encoding of others reads.
+        entries: The recipes of what requests read.
+    """
 
     def __init__(self, layout: SchemaLayout, recipes: list[EntryRecipe]) -> None:
+        pairs = list(zip(layout.runs, recipes, strict=True))
         self.layout = layout
         self.keys = [recipe.address.key for recipe in recipes]
-        self.recipes = {recipe.address.key: recipe for recipe in recipes}
+        self.recipes = {recipe.address.key: recipe for run, recipe in pairs if run.is_stored}
+        self.entries = [recipe for run, recipe in pairs if run.is_entry]
 
 
 class SchemaRegistry:
@@ -47,10 +57,7 @@ class SchemaRegistry:
 
     def add(self, schema: Schema | Path | str) -> SchemaLayout:
         """See ``PromptCache.add_schema``."""
-        if isinstance(schema, Path):
-            schema = read_schema(schema)
-        elif isinstance(schema, str):
-            schema = parse_schema(schema)
+        schema = _checked(schema)
         machinery = self._machinery
         layout = lay_out(schema, machinery.text_encoder, visibility=machinery.config.visibility)
         if layout.span.end > machinery.max_position:
@@ -59,7 +66,7 @@ class SchemaRegistry:
                 f"{machinery.max_position}; shorten its modules, or make alternatives a union"
             )
         known = _Known(layout, self._recipes(layout))
-        missing = machinery.source.missing(known.recipes.values())
+        missing = machinery.source.missing(known.entries)
         for encoded in machinery.source.encode(missing, known.recipes):
             if encoded.refusal is not None:
                 raise encoded.refusal
@@ -105,3 +112,12 @@ class SchemaRegistry:
             recipes.append(EntryRecipe(address, tuple(keys[i] for i in run.context)))
             keys.append(address.key)
         return recipes
+
+
+def _checked(schema: Schema | Path | str) -> Schema:
+    """A schema that keeps the rules of the markup."""
+    if isinstance(schema, Path):
+        return read_schema(schema)
+    if isinstance(schema, str):
+        return parse_schema(schema)
+    return schema

@@ -1,11 +1,13 @@
 """From token counts to spans, and from a prompt to the plan of its request. Pure integers."""
 
 from pc_rag.layout.corpus_plan import EntryPiece, Piece, TextPiece, plan_chunks
+from pc_rag.layout.laying_out import lay_out
 from pc_rag.layout.layout_rows import LayoutRow, RowKind, layout_rows
 from pc_rag.layout.plan import (
     Cached,
     Fresh,
     FreshKind,
+    Occurrence,
     Part,
     RequestPlan,
     Reused,
@@ -24,11 +26,12 @@ from pc_rag.layout.schema_layout import (
     ANONYMOUS_LABEL,
     Item,
     ModuleLayout,
+    ParameterLayout,
     Run,
     RunItem,
+    ScaffoldLayout,
     SchemaLayout,
     UnionLayout,
-    lay_out,
 )
 from pc_rag.layout.tokenize import TextEncoder
 
@@ -43,6 +46,8 @@ __all__ = [
     "LinkRepair",
     "ModuleLayout",
     "NoRepair",
+    "Occurrence",
+    "ParameterLayout",
     "Part",
     "Piece",
     "Repair",
@@ -51,6 +56,7 @@ __all__ = [
     "RowKind",
     "Run",
     "RunItem",
+    "ScaffoldLayout",
     "SchemaLayout",
     "TextEncoder",
     "TextPiece",

@@ -19,7 +19,9 @@ class FreshKind(StrEnum):
     """Why a token is computed in this request."""
 
     TEXT = "text"
-    """Question, separators, arguments: text of this request only."""
+    """Question, separators, modules that are not stored: computed in every request."""
+    ARGUMENT = "argument"
+    """Text of this request at the reserved positions of a parameter."""
     REPAIR = "repair"
     """A stored token recomputed so that it sees the other chunks."""
     UNCACHED = "uncached"
@@ -27,6 +29,20 @@ class FreshKind(StrEnum):
     PART = "part"
     """Text of this request that is a part of a chunk. Stored tokens of it attended what is not
     there, so it is computed as all text is; only metrics tell it apart."""
+
+
+@dataclass(frozen=True, slots=True)
+class Occurrence:
+    """One use of an entry at one place of a prompt: its parts are one occurrence.
+
+    Attributes:
+        key: The entry.
+        start: Position ID in this request of the entry's row 0, read or not. Parts of one entry
+            that lie as far from each other as they were encoded have it in common.
+    """
+
+    key: ModuleKey
+    start: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +80,11 @@ class Cached:
         """Position IDs that the keys move by; 0 where they lie where they were encoded."""
         return self.span.start - (self.encoded_start + self.rows.start)
 
+    @property
+    def occurrence(self) -> Occurrence:
+        """The use of the entry that it is a part of."""
+        return Occurrence(self.key, self.span.start - self.rows.start)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reused:
@@ -74,12 +95,14 @@ class Reused:
         span: Position IDs they take, equal to those they were computed at.
         kind: Why they would be computed otherwise.
         label: Name of the module or chunk they belong to; empty for the request's own text.
+        occurrence: The use of an entry whose rows they stand for; ``None`` where there is none.
     """
 
     token_ids: TokenIds
     span: Span
     kind: FreshKind = FreshKind.TEXT
     label: str = ""
+    occurrence: Occurrence | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,12 +114,14 @@ class Fresh:
         span: Position IDs they take.
         kind: Why they are computed.
         label: Name of the module or chunk they belong to; empty for the request's own text.
+        occurrence: The use of an entry whose rows they stand for; ``None`` where there is none.
     """
 
     token_ids: TokenIds
     span: Span
     kind: FreshKind = FreshKind.TEXT
     label: str = ""
+    occurrence: Occurrence | None = None
 
 
 Part: TypeAlias = Cached | Reused | Fresh
@@ -177,7 +202,7 @@ class RequestPlan:
         before: Part | None = None
         for part in self.parts:
             fresh = _as_fresh(part)
-            if before is not None and _goes_on(before, part, is_last=part is self.parts[-1]):
+            if before is not None and _goes_on(before, part):
                 first = merged.pop()
                 fresh = replace(
                     first,
@@ -189,24 +214,34 @@ class RequestPlan:
         return RequestPlan(tuple(merged))
 
 
+_TEXT_KINDS = frozenset({FreshKind.TEXT, FreshKind.PART, FreshKind.ARGUMENT})
+"""Kinds of what no entry holds."""
+
+
 def _as_fresh(part: Part) -> Fresh:
     kind = FreshKind.UNCACHED
-    if not isinstance(part, Cached) and part.kind in (FreshKind.TEXT, FreshKind.PART):
+    if not isinstance(part, Cached) and part.kind in _TEXT_KINDS:
         kind = part.kind
-    return Fresh(token_ids=part.token_ids, span=part.span, kind=kind, label=part.label)
+    return Fresh(
+        token_ids=part.token_ids,
+        span=part.span,
+        kind=kind,
+        label=part.label,
+        occurrence=part.occurrence,
+    )
 
 
-def _goes_on(before: Part, part: Part, *, is_last: bool) -> bool:
+def _goes_on(before: Part, part: Part) -> bool:
     """Whether a part is the rest of the module that the part before it began.
 
     Repair cuts off a module's first tokens, and the end of the plan its very last one.
     """
-    if not part.label or part.label != before.label or part.span.start != before.span.end:
+    if part.label != before.label or part.span.start != before.span.end:
         return False
-    if isinstance(part, Cached):
-        return not isinstance(before, Cached) and part.rows.start > 0
-    is_stored = isinstance(before, Cached) or before.kind is FreshKind.REPAIR
-    return is_stored and is_last and part.kind is FreshKind.REPAIR
+    is_stored = all(
+        isinstance(each, Cached) or each.kind not in _TEXT_KINDS for each in (before, part)
+    )
+    return is_stored and part.occurrence is not None and part.occurrence == before.occurrence
 
 
 def split_cached(part: Cached, num_leading: int) -> tuple[Cached | None, Cached | None]:

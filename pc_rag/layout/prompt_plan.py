@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from pc_rag.errors import LayoutError, Problem, PromptError
-from pc_rag.layout.plan import Cached, Fresh, RequestPlan
+from pc_rag.layout.plan import Cached, Fresh, FreshKind, Occurrence, RequestPlan
 from pc_rag.layout.repair import with_fresh_end
-from pc_rag.layout.resolve import RunStep, TextStep, resolve
+from pc_rag.layout.resolve import resolve
 from pc_rag.layout.schema_layout import ANONYMOUS_LABEL
+from pc_rag.layout.steps import ArgumentStep, TextStep
 from pc_rag.types import HitKind, PositionPolicy, Span
 
 if TYPE_CHECKING:
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
     from pc_rag.layout.plan import Part
     from pc_rag.layout.schema_layout import Run, SchemaLayout
+    from pc_rag.layout.steps import RunStep, Step
     from pc_rag.layout.tokenize import TextEncoder
     from pc_rag.pml.nodes import Prompt
     from pc_rag.types import ModuleKey, TokenIds
@@ -32,9 +34,15 @@ def plan_prompt(
 ) -> RequestPlan:
     """Decide which tokens of a prompt are cached and which fresh, and where each lies.
 
-    Runs are cached; text of the prompt is fresh. Always-included runs behind the first text of the
-    prompt are fresh too, as they must see it, and so is what opens the assistant's turn. The last
-    token is always fresh.
+    Runs are cached; text of the prompt is fresh, and so are modules that are not stored. Always-
+    included runs behind the first text of the prompt are fresh too, as they must see it, and so is
+    what opens the assistant's turn. The last token is always fresh.
+
+    An argument is fresh at the position IDs that its parameter reserves; behind a shorter one they
+    stay empty under both policies, so that what follows lies as it was encoded::
+
+        run        |text    |placeholders|text   |
+        request    |rows    |argument|   |rows   |
 
     Under ``packed`` spans follow each other. Under ``reserved`` every run keeps its reserved start
     and gaps stay; text that does not fit into the gap behind it pushes the following runs back, as
@@ -60,10 +68,7 @@ def plan_prompt(
     resolved = resolve(layout, prompt, encoder)
     placer = _Placer(layout.runs, policy, entry_key)
     for step in resolved.steps:
-        if isinstance(step, RunStep):
-            placer.place_run(step)
-        else:
-            placer.place_text(step)
+        placer.place(step)
     plan = RequestPlan(tuple(placer.parts))
     overflow = _overflow(plan, max_position)
     place = prompt.location
@@ -109,22 +114,49 @@ class _Placer:
         self._exact: list[int] | None = []  # runs so far, while all of them are exact
         self.parts: list[Part] = []
 
-    def place_text(self, step: TextStep) -> None:
-        self._add_fresh(step.token_ids, self._cursor, label="")
-        self._has_text = True
+    def place(self, step: Step) -> None:
+        if isinstance(step, TextStep):
+            self._add_fresh(step.token_ids, self._cursor)
+            self._has_text = True
+            self._exact = None
+        elif isinstance(step, ArgumentStep):
+            self._place_argument(step)
+        else:
+            self._place_run(step)
+
+    def _start_of(self, step: RunStep | ArgumentStep) -> int:
+        """Where the rows of a step go: one behind the other, or not before where they belong."""
+        if self._policy is PositionPolicy.RESERVED:
+            return max(self._cursor, self._runs[step.index].span.start + step.rows.start)
+        return self._cursor
+
+    def _place_argument(self, step: ArgumentStep) -> None:
+        start = self._start_of(step)
+        if step.token_ids:
+            occurrence = None
+            if self._runs[step.index].is_entry:
+                occurrence = Occurrence(self._entry_key(step.index), start - step.rows.start)
+            self._add_fresh(
+                step.token_ids,
+                start,
+                label=step.label,
+                kind=FreshKind.ARGUMENT,
+                occurrence=occurrence,
+            )
+        # The rest of the reserved positions stays empty: what follows lies as it was encoded.
+        self._cursor = start + len(step.rows)
         self._exact = None
 
-    def place_run(self, step: RunStep) -> None:
+    def _place_run(self, step: RunStep) -> None:
         run = self._runs[step.index]
         token_ids = run.token_ids[step.rows.start : step.rows.end]
-        start = self._cursor
-        if self._policy is PositionPolicy.RESERVED:
-            start = max(start, run.span.start + step.rows.start)
-        if self._has_text and run.label == ANONYMOUS_LABEL:
-            self._add_fresh(token_ids, start, label=run.label)
+        start = self._start_of(step)
+        if not run.is_stored or (self._has_text and run.label == ANONYMOUS_LABEL):
+            self._add_fresh(token_ids, start, label=step.label)
+            self._exact = None
             return
         part = Cached(
-            label=run.label,
+            label=step.label,
             key=self._entry_key(step.index),
             token_ids=token_ids,
             span=Span(start, start + len(token_ids)),
@@ -136,15 +168,31 @@ class _Placer:
         self._cursor = part.span.end
 
     def _hit_kind(self, index: int, start: int) -> HitKind:
-        """Exact where all before is exact, is just what the run attended, and nothing moved."""
+        """Exact where all before is exact, is just what the run attended, and nothing moved.
+
+        Rows of the run that is the last of what is before go on with it: members of a scaffold.
+        """
         run = self._runs[index]
-        if self._exact is not None and (tuple(self._exact), start) == (run.context, run.span.start):
-            self._exact.append(index)
-            return HitKind.EXACT
+        if self._exact is not None and start == run.span.start:
+            if self._exact[-1:] == [index]:
+                return HitKind.EXACT
+            if tuple(self._exact) == run.context:
+                self._exact.append(index)
+                return HitKind.EXACT
         self._exact = None
         return HitKind.COMPOSED
 
-    def _add_fresh(self, token_ids: TokenIds, start: int, *, label: str) -> None:
+    def _add_fresh(
+        self,
+        token_ids: TokenIds,
+        start: int,
+        *,
+        label: str = "",
+        kind: FreshKind = FreshKind.TEXT,
+        occurrence: Occurrence | None = None,
+    ) -> None:
         span = Span(start, start + len(token_ids))
-        self.parts.append(Fresh(token_ids=token_ids, span=span, label=label))
+        self.parts.append(
+            Fresh(token_ids=token_ids, span=span, kind=kind, label=label, occurrence=occurrence)
+        )
         self._cursor = span.end

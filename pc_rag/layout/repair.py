@@ -78,7 +78,8 @@ def apply_repair(
     """Turn the stored tokens that a policy names into fresh ones.
 
     Args:
-        plan: The plan without repair; every cached part is one occurrence of a chunk.
+        plan: The plan without repair. Parts of one occurrence of an entry are one chunk, whatever
+            arguments stand between them; so are the members of a scaffold, which see each other.
         repair: The policy.
         is_chunk: Whether a part belongs to a retrieved chunk rather than to a prefix or to the
             request's own text. Asked of fresh parts too: a chunk that missed the store is a chunk.
@@ -91,16 +92,19 @@ def apply_repair(
         return plan
 
     def repaired() -> Iterator[Part]:
-        has_chunk_before = False
+        num_chunks, current, num_left = 0, None, 0
         for part in plan.parts:
             if isinstance(part, Reused) or not is_chunk(part):
                 yield part
                 continue
-            if isinstance(part, Cached) and has_chunk_before:
-                yield from _recompute_first(part, repair.num_tokens)
+            if part.occurrence is None or part.occurrence != current:
+                num_chunks += 1
+                current, num_left = part.occurrence, repair.num_tokens
+            if isinstance(part, Cached) and num_chunks > 1:
+                yield from _recompute_first(part, num_left)
+                num_left -= min(num_left, len(part.token_ids))
             else:
                 yield part
-            has_chunk_before = True
 
     return RequestPlan(tuple(repaired()))
 
@@ -137,4 +141,10 @@ def with_fresh_end(plan: RequestPlan) -> RequestPlan:
 
 
 def _recomputed(part: Cached) -> Fresh:
-    return Fresh(token_ids=part.token_ids, span=part.span, kind=FreshKind.REPAIR, label=part.label)
+    return Fresh(
+        token_ids=part.token_ids,
+        span=part.span,
+        kind=FreshKind.REPAIR,
+        label=part.label,
+        occurrence=part.occurrence,
+    )

@@ -3,45 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from difflib import get_close_matches
+from itertools import takewhile
 from typing import TYPE_CHECKING, TypeAlias
 
 from pc_rag.errors import Problem
-from pc_rag.layout.schema_layout import ModuleLayout, RunItem, modules_in
-from pc_rag.pml.nodes import Import, Text
-from pc_rag.types import CHAT_ROLES, Role, Span, TokenIds
+from pc_rag.layout.arguments import check_arguments
+from pc_rag.layout.import_block import Block, conflict, unknown
+from pc_rag.layout.import_paths import nest_paths
+from pc_rag.layout.schema_layout import ModuleLayout, RunItem, ScaffoldLayout
+from pc_rag.layout.steps import ArgumentStep, RunStep, Step, TextStep, finish_steps
+from pc_rag.pml.nodes import Import, Text, Turn
+from pc_rag.types import Role, Span
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Mapping
 
-    from pc_rag.layout.schema_layout import Item, SchemaLayout
+    from pc_rag.layout.schema_layout import Item, Run, SchemaLayout
     from pc_rag.layout.tokenize import TextEncoder
     from pc_rag.pml.nodes import Location, Prompt, PromptChild
-
-_NUM_NAMES_SHOWN = 10
-
-
-@dataclass(frozen=True, slots=True)
-class RunStep:
-    """A run of the schema, or a part of one.
-
-    Attributes:
-        index: Of the run.
-        rows: Which of its tokens.
-    """
-
-    index: int
-    rows: Span
-
-
-@dataclass(frozen=True, slots=True)
-class TextStep:
-    """Tokens of this request only; at least one."""
-
-    token_ids: TokenIds
-
-
-Step: TypeAlias = RunStep | TextStep
+    from pc_rag.types import TokenIds
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,62 +37,78 @@ class Resolved:
     problems: tuple[Problem, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class _Opening:
+    """The beginning of a turn that waits for its first import, to stand right before it."""
+
+    turn: Turn
+
+
+_Waiting: TypeAlias = Text | Turn | _Opening
+
+
 def resolve(layout: SchemaLayout, prompt: Prompt, encoder: TextEncoder) -> Resolved:
     """Look up the imports of a prompt.
 
     Every anonymous run is a step, and every run of an imported module. Text goes right behind the
     import before it, within the same enclosing import; text in front of the first import goes right
-    before that module; text of a block without imports goes to the end of the block. Text that
-    ends up outside of every turn of a schema with turns becomes a user turn.
+    before that module; text of a block without imports goes to the end of the block. Turns go where
+    their text and imports go. Text that ends up outside of every turn becomes a user turn, where
+    the schema or the prompt has turns.
     """
-    resolver = _Resolver(layout, encoder)
+    resolver = _Resolver(
+        layout, encoder, uses_turns=layout.uses_roles or _has_turns(prompt.children)
+    )
     if prompt.schema != layout.name:
         resolver.report(
             prompt.location,
             f"the prompt is for schema {prompt.schema!r}, but was given schema {layout.name!r}",
         )
-    resolver.root_block(prompt.children)
-    return Resolved(tuple(resolver.steps), tuple(sorted(resolver.problems)))
-
-
-class _Block:
-    """The state of one enclosing import (or of the prompt) while its children are looked up.
-
-    Attributes:
-        cursor: Index of the first item whose runs have no steps yet.
-        taken: The import that took an item, by index of the item.
-        is_in_role: The place of the next text lies in a turn.
-    """
-
-    def __init__(self, items: tuple[Item, ...], path: str, *, is_in_role: bool) -> None:
-        self.items = items
-        self.path = path
-        self.modules = {module.name: (index, module) for index, module in modules_in(items)}
-        self.cursor = 0
-        self.taken: dict[int, Import] = {}
-        self.is_in_role = is_in_role
+    resolver.root_block(prompt)
+    steps = finish_steps(resolver.steps, layout, encoder, joints=resolver.joints)
+    return Resolved(steps, tuple(sorted(resolver.problems)))
 
 
 class _Resolver:
-    def __init__(self, layout: SchemaLayout, encoder: TextEncoder) -> None:
+    """Gathers the steps of one prompt.
+
+    Attributes:
+        steps: So far; turns are still to be opened.
+        joints: As ``finish_steps`` takes them.
+        problems: So far.
+    """
+
+    def __init__(self, layout: SchemaLayout, encoder: TextEncoder, *, uses_turns: bool) -> None:
         self._layout = layout
         self._encoder = encoder
+        self._uses_turns = uses_turns
+        self._turn: Turn | None = None  # of the prompt, around what is being added
         self.steps: list[Step] = []
+        self.joints: dict[int, tuple[int, int]] = {}
         self.problems: list[Problem] = []
 
     def report(self, location: Location, message: str) -> None:
         self.problems.append(Problem(location.line, location.column, message))
 
-    def root_block(self, children: tuple[PromptChild, ...]) -> None:
-        block = _Block(self._layout.items, "", is_in_role=self._layout.ends_in_user_turn)
-        waiting = self._add_children(block, children)
-        self._add_runs(block, len(block.items))
+    def root_block(self, prompt: Prompt) -> None:
+        holder, place = f"schema {self._layout.name!r}", prompt.location
+        block = Block(
+            self._layout.items,
+            "",
+            location=place,
+            is_in_role=self._layout.ends_in_user_turn,
+            starts_in_role=False,
+            arguments=self._arguments(self._layout.items, prompt.arguments, holder, place),
+        )
+        waiting = self._add_children(block, prompt.children)
+        self._finish_items(block)
+        joining = list(takewhile(lambda each: isinstance(each, Text), waiting))
         num_steps = len(self.steps)
-        for text in waiting:
-            self._add_text(text, is_in_role=block.is_in_role)
+        self._add_waiting(joining, is_in_role=self._layout.ends_in_user_turn)
         if len(self.steps) > num_steps:
             self._move_closing_tokens(num_steps - 1)
-        if self._layout.uses_roles:
+        self._add_waiting([*waiting[len(joining) :], *block.trailing], is_in_role=False)
+        if self._uses_turns:
             self._add_tokens(self._encoder.generation_prompt())
 
     def _move_closing_tokens(self, last_run: int) -> None:
@@ -120,113 +116,237 @@ class _Resolver:
         num_closing = self._layout.num_closing_tokens
         step = self.steps[last_run] if num_closing else None
         if isinstance(step, RunStep):
-            cut = step.rows.end - num_closing
-            kept = (RunStep(step.index, Span(0, cut)),) if cut else ()
-            self.steps[last_run : last_run + 1] = kept
-            self.steps.append(RunStep(step.index, Span(cut, step.rows.end)))
+            index, rows, label = step.index, step.rows, step.label
+            cut = rows.end - num_closing
+            kept = RunStep(index=index, rows=Span(rows.start, cut), label=label)
+            self.steps[last_run : last_run + 1] = [kept] if rows.start < cut else []
+            self.steps.append(RunStep(index=index, rows=Span(cut, rows.end), label=label))
 
-    def _module_block(self, module: ModuleLayout, children: tuple[PromptChild, ...]) -> None:
-        block = _Block(module.items, module.path, is_in_role=module.is_in_role)
+    def _module_block(
+        self,
+        module: ModuleLayout,
+        children: tuple[PromptChild, ...],
+        arguments: Mapping[str, str],
+        location: Location,
+    ) -> None:
+        holder = f"module {module.path!r}"
+        block = Block(
+            module.items,
+            module.path,
+            location=location,
+            is_in_role=module.is_in_role,
+            starts_in_role=module.is_in_role,
+            arguments=self._arguments(module.items, arguments, holder, location),
+        )
+        self._whole_block(block, children)
+
+    def _scaffold_block(self, scaffold: ScaffoldLayout, node: Import) -> None:
+        is_in_role = scaffold.members[0].is_in_role
+        holder = f"scaffold {scaffold.path!r}"
+        block = Block(
+            scaffold.members,
+            scaffold.path,
+            location=node.location,
+            is_in_role=is_in_role,
+            starts_in_role=is_in_role,
+            arguments=self._arguments((), node.arguments, holder, node.location),
+            imports_all=True,
+        )
+        self._whole_block(block, node.children)
+
+    def _whole_block(self, block: Block, children: tuple[PromptChild, ...]) -> None:
         waiting = self._add_children(block, children)
-        self._add_runs(block, len(block.items))
-        for text in waiting:
-            self._add_text(text, is_in_role=module.is_in_role)
+        self._finish_items(block)
+        self._add_waiting([*waiting, *block.trailing], is_in_role=block.starts_in_role)
 
-    def _add_children(self, block: _Block, children: tuple[PromptChild, ...]) -> list[Text]:
-        """Add steps up to the last import; return the text that no import came before or behind."""
-        waiting: list[Text] = []
-        for child in children:
-            if isinstance(child, Text):
-                if block.taken:
-                    self._add_text(child, is_in_role=block.is_in_role)
-                else:
+    def _add_children(self, block: Block, children: tuple[PromptChild, ...]) -> list[_Waiting]:
+        """Add steps up to the last import; return what no import came before or behind."""
+        waiting: list[_Waiting] = []
+        for child in nest_paths(children, block.targets):
+            match child:
+                case Import():
+                    self._check_trailing(block)
+                    self._add_import(block, child, waiting)
+                case Turn() if _has_imports(child):
+                    self._check_trailing(block)
+                    self._add_turn(block, child, waiting)
+                case _ if not block.taken:
                     waiting.append(child)
-            elif isinstance(child, Import) and self._add_import(block, child, waiting):
-                waiting = []
+                case _ if block.trailing or (
+                    isinstance(child, Turn) and block.is_in_role and not block.starts_in_role
+                ):
+                    block.trailing.append(child)
+                case _:
+                    self._add_waiting([child], is_in_role=block.is_in_role)
         return waiting
 
-    def _add_import(self, block: _Block, node: Import, waiting: list[Text]) -> bool:
-        """Add the steps of an import and of the text in front of it; whether it fits."""
-        found = block.modules.get(node.name)
-        if found is None:
-            self.report(node.location, self._unknown(node, block))
-            return False
-        index, module = found
-        conflict = _conflict(block, node, index)
-        if conflict:
-            self.report(node.location, conflict)
-            num_steps = len(self.steps)
-            self._module_block(module, node.children)
-            del self.steps[num_steps:]
-            return False
-        self._add_runs(block, index)
-        for text in waiting:
-            self._add_text(text, is_in_role=module.is_in_role)
-        block.taken[index] = node
-        block.is_in_role = module.is_in_role
-        self._module_block(module, node.children)
-        return True
+    def _check_trailing(self, block: Block) -> None:
+        if block.trailing:
+            turn = block.trailing[0]
+            self.report(turn.location, _in_turn("this turn", "move it behind the last import"))
+            block.trailing.clear()
 
-    def _add_runs(self, block: _Block, end: int) -> None:
-        for item in block.items[block.cursor : end]:
+    def _add_turn(self, block: Block, turn: Turn, waiting: list[_Waiting]) -> None:
+        """Add a turn that holds imports: it begins where its first text or import goes."""
+        if self._turn is not None:
+            self.report(turn.location, _in_turn("this turn", "close the one around it first"))
+        around, self._turn = self._turn, turn
+        opening = _Opening(turn)
+        waiting.append(opening)
+        for child in nest_paths(turn.children, block.targets):
+            match child:
+                case Import():
+                    self._add_import(block, child, waiting)
+                case Turn():
+                    self.report(child.location, _in_turn("this turn", "close the one around it"))
+                case Text() if block.taken:
+                    if opening in waiting and block.is_in_role:
+                        self.report(turn.location, _in_turn("this turn", "move its text out of it"))
+                    self._add_waiting([*waiting, child], is_in_role=True)
+                    waiting.clear()
+                case Text():
+                    waiting.append(child)
+        self._turn = around
+        if opening in waiting:  # none of its imports fits
+            waiting.remove(opening)
+        else:
+            self._add_tokens(self._encoder.role_close(turn.role))
+
+    def _add_import(self, block: Block, node: Import, waiting: list[_Waiting]) -> None:
+        """Add the steps of an import, and of what waits to stand in front of it."""
+        target = block.targets.get(node.name)
+        if target is None:
+            self.report(node.location, unknown(block, node, self._layout))
+            return
+        problem = conflict(block, node, target)
+        if problem:
+            self.report(node.location, problem)
+            num_steps = len(self.steps)
+            self._add_inside(target.node, node)
+            del self.steps[num_steps:]
+            return
+        is_in_role = (
+            target.node if isinstance(target.node, ModuleLayout) else target.node.members[0]
+        ).is_in_role
+        if self._turn is not None and is_in_role:
+            what = f"module {node.name!r}"
+            self.report(node.location, _in_turn(what, "import it outside of the prompt's turns"))
+        self._add_items(block, target.places[0][0])
+        self._add_waiting(waiting, is_in_role=is_in_role)
+        waiting.clear()
+        block.taken |= dict.fromkeys(target.places, node)
+        block.is_in_role = is_in_role
+        self._add_inside(target.node, node)
+
+    def _add_inside(self, target: ModuleLayout | ScaffoldLayout, node: Import) -> None:
+        if isinstance(target, ModuleLayout):
+            self._module_block(target, node.children, node.arguments, node.location)
+        else:
+            self._scaffold_block(target, node)
+
+    def _finish_items(self, block: Block) -> None:
+        self._add_items(block, len(block.items))
+        for scaffold in block.whole_scaffolds():
+            if scaffold.joint_index is None:
+                continue
+            for member in scaffold.members:
+                for item in member.items:
+                    if isinstance(item, RunItem):
+                        row = item.span.start - scaffold.span.start
+                        self.joints[item.index] = (scaffold.joint_index, row)
+
+    def _add_items(self, block: Block, end: int) -> None:
+        """Add what is included without an import, up to an item."""
+        for index in range(block.cursor, end):
+            item = block.items[index]
             if isinstance(item, RunItem):
-                self.steps.append(RunStep(item.index, Span(0, len(item.span))))
+                self._add_run(block, item.index)
+            elif isinstance(item, ModuleLayout) and block.imports_all and not block.has(index):
+                self._module_block(item, (), {}, block.location)
         block.cursor = end
 
-    def _add_text(self, text: Text, *, is_in_role: bool) -> None:
-        token_ids = self._encoder.encode_text(text.text)
-        if token_ids and self._layout.uses_roles and not is_in_role:
-            token_ids = (
-                *self._encoder.role_open(Role.USER, is_first=False),
-                *token_ids,
-                *self._encoder.role_close(Role.USER),
+    def _add_run(self, block: Block, index: int) -> None:
+        run = self._layout.runs[index]
+        if self._turn is not None and run.has_turns:
+            what = f"module {block.path!r}" if block.path else "text of the schema inside this turn"
+            self.report(
+                self._turn.location,
+                f"{what} has turns of its own, and no turn lies inside another; close this turn "
+                "before it",
             )
-        self._add_tokens(token_ids)
+        pieces: list[Step] = [
+            RunStep(index=index, rows=rows, label=run.label) for rows in run.text_rows
+        ]
+        pieces += _argument_steps(run, index, block.arguments)
+        self.steps += sorted(pieces, key=lambda step: step.rows.start)  # type: ignore[union-attr]
+
+    def _add_waiting(self, waiting: list[_Waiting], *, is_in_role: bool) -> None:
+        # What stands in front of an opening waits for the same import, but outside of the turn.
+        is_inside = self._turn is not None and not any(isinstance(w, _Opening) for w in waiting)
+        for each in waiting:
+            match each:
+                case Text(text=text):
+                    self._add_text(text, is_in_role=is_in_role or is_inside)
+                case _Opening(turn=turn):
+                    self.steps.append(TextStep((), opens=turn.role))
+                    is_inside = True
+                case Turn():
+                    self._add_text_turn(each, is_in_role=is_in_role or is_inside)
+
+    def _add_text_turn(self, turn: Turn, *, is_in_role: bool) -> None:
+        if is_in_role:
+            self.report(turn.location, _in_turn("this turn", "move it behind the last import"))
+        texts = [child.text for child in turn.children if isinstance(child, Text)]
+        token_ids = tuple(i for text in texts for i in self._encoder.encode_text(text))
+        self._add_whole_turn(turn.role, token_ids)
+
+    def _add_text(self, text: str, *, is_in_role: bool) -> None:
+        token_ids = self._encoder.encode_text(text)
+        if token_ids and self._uses_turns and not is_in_role:
+            self._add_whole_turn(Role.USER, token_ids)
+        else:
+            self._add_tokens(token_ids)
+
+    def _add_whole_turn(self, role: Role, token_ids: TokenIds) -> None:
+        self.steps.append(TextStep(token_ids + self._encoder.role_close(role), opens=role))
 
     def _add_tokens(self, token_ids: TokenIds) -> None:
         if token_ids:
             self.steps.append(TextStep(token_ids))
 
-    def _unknown(self, node: Import, block: _Block) -> str:
-        where = f"module {block.path!r}" if block.path else f"schema {self._layout.name!r}"
-        message = f"{where} has no module {node.name!r}"
-        if node.name in CHAT_ROLES:
-            return f"{message}; turns in prompts are not supported by this version of pc-rag"
-        paths = [names for names in _paths(self._layout.items, ()) if names[-1] == node.name]
-        if paths:
-            opened = "".join(f"<{name}>" for name in paths[0][:-1])
-            closed = "".join(f"</{name}>" for name in reversed(paths[0][:-1]))
-            return f"{message}; write {opened}<{node.name}/>{closed} at the top of the prompt"
-        close = get_close_matches(node.name, block.modules, n=1)
-        if close:
-            return f"{message}; did you mean <{close[0]}/>?"
-        names = ", ".join(list(block.modules)[:_NUM_NAMES_SHOWN])
-        more = ", ..." if len(block.modules) > _NUM_NAMES_SHOWN else ""
-        return f"{message}; it has {names}{more}" if names else f"{message}; it has none"
+    def _arguments(
+        self,
+        items: tuple[Item, ...],
+        arguments: Mapping[str, str],
+        holder: str,
+        location: Location,
+    ) -> dict[str, TokenIds]:
+        runs = [self._layout.runs[item.index] for item in items if isinstance(item, RunItem)]
+        parameters = [parameter for run in runs for parameter in run.parameters]
+        found, problems = check_arguments(parameters, arguments, self._encoder, holder=holder)
+        for problem in problems:
+            self.report(location, problem)
+        return found
 
 
-def _conflict(block: _Block, node: Import, index: int) -> str:
-    """Why an item cannot be imported now; empty where it can."""
-    first = block.taken.get(index)
-    if first is not None:
-        place = f"line {first.location.line}, column {first.location.column}"
-        if first.name == node.name:
-            return f"module {node.name!r} is already imported at {place}; remove one"
-        return (
-            f"modules {first.name!r} and {node.name!r} are members of one union, of which a prompt "
-            f"imports at most one; {first.name!r} is imported at {place}"
-        )
-    if index < block.cursor:
-        behind = max(block.taken)
-        return (
-            f"module {node.name!r} is imported behind {block.taken[behind].name!r}, but the schema "
-            "declares it before; import modules in the order of the schema"
-        )
-    return ""
+def _argument_steps(
+    run: Run, index: int, arguments: Mapping[str, TokenIds]
+) -> Iterable[ArgumentStep]:
+    for each in run.parameters:
+        token_ids = arguments[each.parameter.name]
+        yield ArgumentStep(index=index, rows=each.rows, label=run.label, token_ids=token_ids)
 
 
-def _paths(items: tuple[Item, ...], names: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
-    for _, module in modules_in(items):
-        path = (*names, module.name)
-        yield path
-        yield from _paths(module.items, path)
+def _in_turn(what: str, advice: str) -> str:
+    return f"{what} lies in a turn already, and no turn lies inside another; {advice}"
+
+
+def _has_imports(turn: Turn) -> bool:
+    return any(isinstance(child, Import | Turn) for child in turn.children)
+
+
+def _has_turns(children: tuple[PromptChild, ...]) -> bool:
+    return any(
+        isinstance(child, Turn) or (isinstance(child, Import) and _has_turns(child.children))
+        for child in children
+    )

@@ -64,6 +64,7 @@ def _split(part: Fresh, num_reused: int) -> Iterator[Part]:
         span=Span(part.span.start, cut),
         kind=part.kind,
         label=part.label,
+        occurrence=part.occurrence,
     )
     if num_reused < len(part.token_ids):
         yield Fresh(
@@ -71,4 +72,5 @@ def _split(part: Fresh, num_reused: int) -> Iterator[Part]:
             span=Span(cut, part.span.end),
             kind=part.kind,
             label=part.label,
+            occurrence=part.occurrence,
         )

@@ -1,31 +1,33 @@
-"""From a schema to spans: which tokens every module has, and which position IDs it reserves.
-
-The rule is the paper's (arXiv 2311.04934, section 3.3): a module starts where all text before it
-ends, the members of a union share their start, and the union reserves as much as its longest
-member::
-
-    <module A> 50 </module> <module B> 60 </module> <union> C 30 | D 45 </union>  text 5
-    |0        50|          |50      110|                   |110-140
-                                                           |110-----155|        |155   160|
-"""
+"""A schema as tokens and spans: what ``lay_out`` makes and plans are made of."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
-from pc_rag.errors import LayoutError
-from pc_rag.pml.nodes import Module, RoleBlock, Text, Union
-from pc_rag.types import Role, Span, TokenIds, Visibility
+from pc_rag.types import Span, TokenIds
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from pc_rag.layout.tokenize import TextEncoder
-    from pc_rag.pml.nodes import Schema, SchemaChild
+    from pc_rag.pml.nodes import Parameter
+    from pc_rag.types import Visibility
 
 ANONYMOUS_LABEL = "(anonymous)"
 """Label of always-included text; no module can have it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParameterLayout:
+    """A parameter with its place.
+
+    Attributes:
+        parameter: As the schema declares it.
+        rows: Rows of its run that stand in its place: no request reads them.
+        default_ids: Tokens of its default; ``None`` where a prompt must give an argument.
+    """
+
+    parameter: Parameter
+    rows: Span
+    default_ids: TokenIds | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,16 +35,36 @@ class Run:
     """One contiguous piece of text, stored as one entry.
 
     Attributes:
-        label: Path of its module, or ``ANONYMOUS_LABEL``.
+        label: Path of its module, or ``ANONYMOUS_LABEL``; of a joint run, that of its scaffold.
         token_ids: Its tokens; as many as ``span`` holds, at least one.
         span: Position IDs it is encoded at.
         context: Indexes of the runs it attends besides itself, rising.
+        parameters: Those that lie in it, in order; their rows are disjoint.
+        is_stored: Its KV is stored; otherwise it is computed in every request.
+        has_turns: It opens or closes turns.
     """
 
     label: str
     token_ids: TokenIds
     span: Span
     context: tuple[int, ...]
+    parameters: tuple[ParameterLayout, ...] = ()
+    is_stored: bool = True
+    has_turns: bool = False
+
+    @property
+    def text_rows(self) -> tuple[Span, ...]:
+        """The rows in front of, between and behind its parameters; none of them empty."""
+        ends = [parameter.rows.start for parameter in self.parameters] + [len(self.token_ids)]
+        starts = [0] + [parameter.rows.end for parameter in self.parameters]
+        return tuple(
+            Span(start, end) for start, end in zip(starts, ends, strict=True) if start < end
+        )
+
+    @property
+    def is_entry(self) -> bool:
+        """Whether requests read an entry of it: it is stored, and not all of it is parameters."""
+        return self.is_stored and bool(self.text_rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +112,32 @@ class UnionLayout:
     members: tuple[ModuleLayout, ...]
 
 
-Item: TypeAlias = RunItem | ModuleLayout | UnionLayout
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScaffoldLayout:
+    """Modules that are stored together, besides each on its own.
+
+    ::
+
+        runs of the members   |member a   |member b |member c|
+        joint run             |all tokens, from span.start on|
+
+    Attributes:
+        name: Its name within the enclosing module.
+        path: Names from the outermost module to this one, joined by dots.
+        span: Position IDs it reserves; those of its members follow each other in it.
+        members: The modules, in document order.
+        joint_index: Of the run that holds all tokens of the members; ``None`` where one of them is
+            not stored, or none has a token.
+    """
+
+    name: str
+    path: str
+    span: Span
+    members: tuple[ModuleLayout, ...]
+    joint_index: int | None
+
+
+Item: TypeAlias = RunItem | ModuleLayout | UnionLayout | ScaffoldLayout
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,13 +146,15 @@ class SchemaLayout:
 
     Attributes:
         name: The schema's name.
-        items: Its runs, modules and unions, in order.
-        runs: Every run of the schema and of all modules, in document order.
+        items: Its runs, modules, unions and scaffolds, in order.
+        runs: Every run of the schema and of all modules, in document order; a scaffold's joint run
+            stands behind those of its members.
         span: Position IDs that the schema reserves.
         visibility: What modules attend when they are encoded.
         uses_roles: It has role blocks, so a prompt ends by opening the assistant's turn.
         ends_in_user_turn: Its last child is a user turn; prompt text without an import joins it.
         num_closing_tokens: Tokens at the end of the last run that close that turn; 0 without one.
+        first_turn_index: Of the run that opens the schema's first turn; ``None`` without turns.
     """
 
     name: str
@@ -116,6 +165,7 @@ class SchemaLayout:
     uses_roles: bool
     ends_in_user_turn: bool
     num_closing_tokens: int
+    first_turn_index: int | None
 
     def context_of(self, index: int) -> tuple[TokenIds, tuple[int, ...]]:
         """Token ids and position IDs of everything a run attends besides itself."""
@@ -125,144 +175,35 @@ class SchemaLayout:
         return token_ids, position_ids
 
 
-def lay_out(schema: Schema, encoder: TextEncoder, *, visibility: Visibility) -> SchemaLayout:
-    """Give every module of a schema its tokens and its span.
-
-    Args:
-        schema: A parsed schema.
-        encoder: The tokenizer and chat template of the model.
-        visibility: ``module``: a run attends the earlier runs of the same module. ``prefix``: also
-            the always-included text before it, and the earlier runs of the modules around its own,
-            which are present whenever it is.
-
-    Raises:
-        LayoutError: ``visibility`` is ``scaffold``, which a schema as a whole cannot have.
-    """
-    if visibility is Visibility.SCAFFOLD:
-        raise LayoutError(
-            f"schema {schema.name!r}: a schema is laid out with visibility 'module' or 'prefix', "
-            "not 'scaffold'"
-        )
-    builder = _LayoutBuilder(encoder, visibility)
-    root = _Scope(path="", is_in_role=False, inherited=())
-    root.pending += encoder.beginning()
-    builder.add_children(root, schema.children)
-    builder.flush(root)
-    last = schema.children[-1] if schema.children else None
-    ends_in_user = isinstance(last, RoleBlock) and last.role is Role.USER
-    return SchemaLayout(
-        name=schema.name,
-        items=tuple(root.items),
-        runs=tuple(builder.runs),
-        span=Span(0, root.cursor),
-        visibility=visibility,
-        uses_roles=builder.uses_roles,
-        ends_in_user_turn=ends_in_user,
-        num_closing_tokens=len(encoder.role_close(Role.USER)) if ends_in_user else 0,
-    )
-
-
-class _Scope:
-    """The module (or the schema) whose children are being laid out.
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What an import can name.
 
     Attributes:
-        cursor: The next free position ID.
-        pending: Tokens of the run that is being gathered: adjacent text and turns are one run.
-        own_runs: Indexes of its finished runs.
-        inherited: Indexes of earlier runs of the scopes around it.
+        node: The module or scaffold.
+        places: What it takes of the items around it: index of the item, and the number of the
+            member where that is a scaffold's. Members of a union take the same place, because a
+            prompt imports at most one.
     """
 
-    def __init__(
-        self, *, path: str, is_in_role: bool, inherited: tuple[int, ...], cursor: int = 0
-    ) -> None:
-        self.path = path
-        self.is_in_role = is_in_role
-        self.inherited = inherited
-        self.start = cursor
-        self.cursor = cursor
-        self.items: list[Item] = []
-        self.pending: list[int] = []
-        self.own_runs: list[int] = []
+    node: ModuleLayout | ScaffoldLayout
+    places: tuple[tuple[int, int], ...]
 
 
-class _LayoutBuilder:
-    def __init__(self, encoder: TextEncoder, visibility: Visibility) -> None:
-        self._encoder = encoder
-        self._visibility = visibility
-        self.runs: list[Run] = []
-        self.uses_roles = False
-
-    def add_children(self, scope: _Scope, children: tuple[SchemaChild, ...]) -> None:
-        for child in children:
-            match child:
-                case Text(text=text):
-                    scope.pending += self._encoder.encode_text(text)
-                case RoleBlock():
-                    self._add_role_block(scope, child)
-                case Module():
-                    self.flush(scope)
-                    module = self._module(scope, child)
-                    scope.items.append(module)
-                    scope.cursor = module.span.end
-                case Union(members=members):
-                    self.flush(scope)
-                    placed = tuple(self._module(scope, member) for member in members)
-                    span = Span(scope.cursor, max(member.span.end for member in placed))
-                    scope.items.append(UnionLayout(span=span, members=placed))
-                    scope.cursor = span.end
-
-    def flush(self, scope: _Scope) -> None:
-        """Make a run of the tokens gathered so far."""
-        if not scope.pending:
-            return
-        span = Span(scope.cursor, scope.cursor + len(scope.pending))
-        is_prefix = self._visibility is Visibility.PREFIX
-        context = (*(scope.inherited if is_prefix else ()), *scope.own_runs)
-        index = len(self.runs)
-        self.runs.append(
-            Run(
-                label=scope.path or ANONYMOUS_LABEL,
-                token_ids=tuple(scope.pending),
-                span=span,
-                context=context,
-            )
-        )
-        scope.items.append(RunItem(index, span))
-        scope.own_runs.append(index)
-        scope.cursor = span.end
-        scope.pending.clear()
-
-    def _add_role_block(self, scope: _Scope, block: RoleBlock) -> None:
-        scope.pending += self._encoder.role_open(block.role, is_first=not self.uses_roles)
-        self.uses_roles = True
-        scope.is_in_role = True
-        self.add_children(scope, block.children)
-        scope.is_in_role = False
-        scope.pending += self._encoder.role_close(block.role)
-
-    def _module(self, outer: _Scope, module: Module) -> ModuleLayout:
-        scope = _Scope(
-            path=f"{outer.path}.{module.name}" if outer.path else module.name,
-            is_in_role=outer.is_in_role,
-            inherited=(*outer.inherited, *outer.own_runs),
-            cursor=outer.cursor,
-        )
-        self.add_children(scope, module.children)
-        self.flush(scope)
-        return ModuleLayout(
-            name=module.name,
-            path=scope.path,
-            span=Span(scope.start, scope.cursor),
-            items=tuple(scope.items),
-            is_in_role=outer.is_in_role,
-        )
-
-
-def modules_in(items: tuple[Item, ...]) -> Iterator[tuple[int, ModuleLayout]]:
-    """Every module that an import among these items can name, with the index of its item."""
+def targets_in(items: tuple[Item, ...]) -> dict[str, Target]:
+    """What imports among these items can name, in document order."""
+    targets: dict[str, Target] = {}
     for index, item in enumerate(items):
-        if isinstance(item, ModuleLayout):
-            yield index, item
-        elif isinstance(item, UnionLayout):
-            for member in item.members:
-                yield index, member
+        match item:
+            case ModuleLayout():
+                targets[item.name] = Target(item, ((index, 0),))
+            case UnionLayout(members=members):
+                targets |= {member.name: Target(member, ((index, 0),)) for member in members}
+            case ScaffoldLayout(members=members):
+                places = tuple((index, number) for number in range(len(members)))
+                targets[item.name] = Target(item, places)
+                for member, place in zip(members, places, strict=True):
+                    targets[member.name] = Target(member, (place,))
+            case RunItem():
+                pass
+    return targets

@@ -11,8 +11,8 @@ if TYPE_CHECKING:
 class TextEncoder(Protocol):
     """Turns text and turns of a chat into token ids.
 
-    Only the three methods that take no text may yield control tokens. All are deterministic: the
-    same arguments give the same ids.
+    Only ``beginning``, ``role_open``, ``role_close`` and ``generation_prompt`` may yield control
+    tokens. All are deterministic: the same arguments give the same ids.
     """
 
     def encode_text(self, text: str) -> TokenIds:
@@ -38,4 +38,12 @@ class TextEncoder(Protocol):
 
     def generation_prompt(self) -> TokenIds:
         """What opens the turn that the model is to write."""
+        ...
+
+    def placeholder_id(self) -> int:
+        """What stands for a parameter while its module is encoded: the most neutral token."""
+        ...
+
+    def space_id(self) -> int:
+        """The token that fills up arguments of parameters that pad with spaces."""
         ...

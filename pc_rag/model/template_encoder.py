@@ -29,6 +29,7 @@ class TemplateEncoder:
         self._tokenizer = tokenizer
         self._format = ChatFormat(tokenizer)
         self._cache: dict[tuple[str, Role | None, bool], TokenIds] = {}
+        self._placeholder_id: int | None = None
 
     def beginning(self) -> TokenIds:
         """BOS, if the tokenizer or the template puts one at the start of every prompt."""
@@ -62,6 +63,43 @@ class TemplateEncoder:
     def encode_text(self, text: str) -> TokenIds:
         """Token ids of plain text; control tokens in it stay text."""
         return self._tokenizer.encode_text(text)
+
+    def placeholder_id(self) -> int:
+        """The unknown token; the token of a space where it has another meaning or is missing.
+
+        Many tokenizers know every byte and name as unknown what ends a text, begins one, or marks
+        the turns of the template: none of these is neutral.
+
+        Raises:
+            ModelError: The tokenizer has neither token.
+        """
+        if self._placeholder_id is None:  # two threads may both find it, and find the same
+            self._placeholder_id = self._find_placeholder()
+        return self._placeholder_id
+
+    def space_id(self) -> int:
+        """The last token of the text of one space: where it has several, the space itself.
+
+        Raises:
+            ModelError: The tokenizer drops spaces.
+        """
+        token_ids = self.encode_text(" ")
+        if not token_ids:
+            raise ModelError(
+                "the tokenizer has no token for a space, which fills up arguments and, where there "
+                "is no unknown token, stands for parameters; give the parameters pad='none', or "
+                "use a model whose tokenizer keeps spaces"
+            )
+        return token_ids[-1]
+
+    def _find_placeholder(self) -> int:
+        tokenizer = self._tokenizer.hf_tokenizer
+        unknown_id, text = tokenizer.unk_token_id, tokenizer.unk_token
+        begins = {*self._tokenizer.bos_ids, tokenizer.bos_token_id}
+        if unknown_id is None or unknown_id in self._tokenizer.eos_ids | begins:
+            return self.space_id()
+        is_control = str(text) in (self._tokenizer.chat_template or "")
+        return self.space_id() if is_control else int(unknown_id)
 
     def _remembered(self, what: str, role: Role | None, *, is_first: bool) -> TokenIds:
         key = (what, role, is_first)

@@ -237,7 +237,6 @@ def test_prompt_is_refused_when_it_has_no_token():
         ("<a/><b/>", "modules 'a' and 'b' are members of one union"),
         ("<a/><a/>", "module 'a' is already imported at line 1, column 20"),
         ("<c/><a/>", "module 'a' is imported behind 'c', but the schema declares it before"),
-        ("<user>Hi</user>", "turns in prompts are not supported by this version"),
     ],
 )
 def test_import_is_refused_when_it_does_not_fit_the_schema(body, message):

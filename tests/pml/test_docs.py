@@ -11,9 +11,9 @@ import pytest
 
 from pc_rag import pml
 from pc_rag.errors import PMLError, PromptError
+from pc_rag.pml.names import RESERVED_NAMES
 from pc_rag.pml.source import ENCODINGS
 from pc_rag.pml.tree import MAX_DEPTH
-from pc_rag.pml.validation import RESERVED_NAMES
 
 PAGE = (Path(__file__).parents[2] / "docs" / "pml.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```([a-z ]+)\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)

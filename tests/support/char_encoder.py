@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 FIRST_CONTROL_ID = 0x110000
 BOS = FIRST_CONTROL_ID
 GENERATE = FIRST_CONTROL_ID + 1
+PLACEHOLDER = ord("\N{REPLACEMENT CHARACTER}")
 _NAMES = {BOS: "<bos>", GENERATE: "<generate>"}
 _OPEN = {role: FIRST_CONTROL_ID + 2 + i for i, role in enumerate(Role)}
 _CLOSE = {role: FIRST_CONTROL_ID + 10 + i for i, role in enumerate(Role)}
@@ -39,6 +40,12 @@ class CharEncoder:
 
     def generation_prompt(self) -> TokenIds:
         return (GENERATE,)
+
+    def placeholder_id(self) -> int:
+        return PLACEHOLDER
+
+    def space_id(self) -> int:
+        return ord(" ")
 
 
 def decode(token_ids: TokenIds) -> str:

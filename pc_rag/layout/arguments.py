@@ -1,0 +1,67 @@
+"""The arguments of an import, checked against the parameters of its module."""
+
+from __future__ import annotations
+
+from difflib import get_close_matches
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from pc_rag.layout.schema_layout import ParameterLayout
+    from pc_rag.layout.tokenize import TextEncoder
+    from pc_rag.types import TokenIds
+
+
+def check_arguments(
+    parameters: Sequence[ParameterLayout],
+    arguments: Mapping[str, str],
+    encoder: TextEncoder,
+    *,
+    holder: str,
+) -> tuple[dict[str, TokenIds], list[str]]:
+    """Tokens for every parameter, and what is wrong with the arguments.
+
+    Args:
+        parameters: Those of one module, or of the schema.
+        arguments: Texts by name.
+        encoder: The one that the layout was made with.
+        holder: The module or schema, for messages.
+
+    Returns:
+        By name the tokens that stand in for the parameter: of the argument, else of the default,
+        filled up with spaces where the parameter wants that; none for what does not fit. Then
+        a message for each problem.
+    """
+    found: dict[str, TokenIds] = {}
+    problems: list[str] = []
+    for layout in parameters:
+        parameter = layout.parameter
+        text = arguments.get(parameter.name)
+        token_ids = layout.default_ids if text is None else encoder.encode_text(text)
+        if token_ids is None:
+            problems.append(
+                f"parameter {parameter.name!r} of {holder} has no argument and no default; give it "
+                f'one: {parameter.name}="..."'
+            )
+        elif len(token_ids) > parameter.max_tokens:
+            problems.append(
+                f"argument {parameter.name}={text!r} of {holder} has {len(token_ids)} tokens, the "
+                f"parameter holds {parameter.max_tokens}; shorten it by "
+                f"{len(token_ids) - parameter.max_tokens}"
+            )
+            token_ids = None
+        token_ids = token_ids or ()
+        if parameter.pads_with_space:
+            token_ids += (encoder.space_id(),) * (parameter.max_tokens - len(token_ids))
+        found[parameter.name] = token_ids
+    problems += (_unknown(name, list(found), holder) for name in arguments if name not in found)
+    return found, problems
+
+
+def _unknown(name: str, names: list[str], holder: str) -> str:
+    message = f"{holder} has no parameter {name!r}"
+    close = get_close_matches(name, names, n=1)
+    if close:
+        return f"{message}; did you mean {close[0]!r}?"
+    return f"{message}; it has {', '.join(names) or 'none'}"

@@ -1,0 +1,123 @@
+"""Where the imports of one block stand, and why one of them does not fit."""
+
+from __future__ import annotations
+
+from difflib import get_close_matches
+from typing import TYPE_CHECKING
+
+from pc_rag.layout.schema_layout import ScaffoldLayout, UnionLayout, targets_in
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from pc_rag.layout.schema_layout import Item, SchemaLayout, Target
+    from pc_rag.pml.nodes import Import, Location, Text, Turn
+    from pc_rag.types import TokenIds
+
+_NUM_NAMES_SHOWN = 10
+
+
+class Block:
+    """The state of one enclosing import (or of the prompt) while its children are looked up.
+
+    Attributes:
+        items: What it holds.
+        path: Of its module; empty for the schema.
+        starts_in_role: It lies in a turn as a whole.
+        is_in_role: The place of the next text lies in a turn.
+        arguments: Tokens for its parameters, by name.
+        imports_all: Every module in it is imported, whether a child names it or not.
+        location: Of its import.
+        targets: What imports in it can name.
+        cursor: Index of the first item whose runs have no steps yet.
+        taken: The import that took a place.
+        trailing: Children that go to its end, because a turn of the schema lies before it.
+    """
+
+    def __init__(
+        self,
+        items: tuple[Item, ...],
+        path: str,
+        *,
+        location: Location,
+        is_in_role: bool,
+        starts_in_role: bool,
+        arguments: Mapping[str, TokenIds],
+        imports_all: bool = False,
+    ) -> None:
+        self.items = items
+        self.path = path
+        self.location = location
+        self.is_in_role = is_in_role
+        self.starts_in_role = starts_in_role
+        self.arguments = arguments
+        self.imports_all = imports_all
+        self.targets = targets_in(items)
+        self.cursor = 0
+        self.taken: dict[tuple[int, int], Import] = {}
+        self.trailing: list[Text | Turn] = []
+
+    def has(self, index: int) -> bool:
+        """Whether an item was imported."""
+        return (index, 0) in self.taken
+
+    def whole_scaffolds(self) -> Iterator[ScaffoldLayout]:
+        """The scaffolds of which every member is imported."""
+        for index, item in enumerate(self.items):
+            if isinstance(item, ScaffoldLayout) and all(
+                (index, number) in self.taken for number in range(len(item.members))
+            ):
+                yield item
+
+
+def conflict(block: Block, node: Import, target: Target) -> str:
+    """Why a module or scaffold cannot be imported now; empty where it can."""
+    what = "scaffold" if isinstance(target.node, ScaffoldLayout) else "module"
+    for place in target.places:
+        first = block.taken.get(place)
+        if first is None:
+            continue
+        at = f"line {first.location.line}, column {first.location.column}"
+        if first.name == node.name:
+            return f"{what} {node.name!r} is already imported at {at}; remove one"
+        if isinstance(block.items[place[0]], UnionLayout):
+            return (
+                f"modules {first.name!r} and {node.name!r} are members of one union, of which a "
+                f"prompt imports at most one; {first.name!r} is imported at {at}"
+            )
+        return (
+            f"{what} {node.name!r} and {first.name!r}, which is imported at {at}, import the same "
+            "module; remove one"
+        )
+    last = max(block.taken, default=(0, 0))
+    if target.places[0] < last:
+        return (
+            f"{what} {node.name!r} is imported behind {block.taken[last].name!r}, but the schema "
+            "declares it before; import modules in the order of the schema"
+        )
+    return ""
+
+
+def unknown(block: Block, node: Import, layout: SchemaLayout) -> str:
+    """What to say of an import that names nothing, and what to write."""
+    where = f"module {block.path!r}" if block.path else f"schema {layout.name!r}"
+    message = f"{where} has no module {node.name!r}"
+    paths = [names for names in _paths(layout.items, ()) if names[-1] == node.name]
+    if paths:
+        opened = "".join(f"<{name}>" for name in paths[0][:-1])
+        closed = "".join(f"</{name}>" for name in reversed(paths[0][:-1]))
+        return f"{message}; write {opened}<{node.name}/>{closed} at the top of the prompt"
+    close = get_close_matches(node.name, block.targets, n=1)
+    if close:
+        return f"{message}; did you mean <{close[0]}/>?"
+    names = ", ".join(list(block.targets)[:_NUM_NAMES_SHOWN])
+    more = ", ..." if len(block.targets) > _NUM_NAMES_SHOWN else ""
+    return f"{message}; it has {names}{more}" if names else f"{message}; it has none"
+
+
+def _paths(items: tuple[Item, ...], names: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+    for name, target in targets_in(items).items():
+        path = (*names, name)
+        yield path
+        if not isinstance(target.node, ScaffoldLayout):
+            yield from _paths(target.node.items, path)
