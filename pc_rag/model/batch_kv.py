@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pc_rag.layout.plan import Cached, RequestPlan
     from pc_rag.model.batch_tails import SequenceTail
     from pc_rag.model.runner import Runner
-    from pc_rag.types import ModuleKey
+    from pc_rag.types import ModuleKey, Span
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -68,8 +68,8 @@ class SharedKV:
 
         Args:
             part: Of an entry that is here.
-            occurrence: How often its sequence has read this entry before. A token that sees an
-                entry at two places sees two pieces.
+            occurrence: How often its sequence has read these rows before. A token that sees them
+                at two places sees two pieces.
         """
         place = (part.key, part.rows.start, part.rows.end, occurrence)
         if place not in self._pieces:
@@ -149,14 +149,14 @@ def assemble_sequence(
     """
     views: list[SharedView] = []
     settled: list[SettledRows] = []
-    seen: Counter[ModuleKey] = Counter()
+    seen: Counter[tuple[ModuleKey, Span]] = Counter()
     for part in plan.cached:
         if not part.token_ids:
             continue
         if part.key in shared:
-            piece = shared.piece(part, seen[part.key])
+            piece = shared.piece(part, seen[part.key, part.rows])
             views.append(SharedView(piece, part.span.start, part.shift))
-            seen[part.key] += 1
+            seen[part.key, part.rows] += 1
         else:
             rows = tail.settle(segment_of(part, entries, runner.dtype), runner.rope)
             settled.append(SettledRows(part.span.start, rows))

@@ -201,11 +201,8 @@ def test_metrics_tell_of_every_request():
     assert engine.stats.snapshot().total.num_requests == 3
 
 
-@pytest.mark.parametrize(
-    ("size", "ttft"), [(1, [1.0, 7.0, 13.0]), (2, [1.0, 1.0, 7.0]), (3, [1.0, 1.0, 1.0])]
-)
-def test_wait_for_earlier_groups_is_part_of_ttft(size, ttft, monkeypatch):
-    """On a clock that ticks with every pass; a pass is charged to everyone who takes part."""
+def ticking_engine(monkeypatch):
+    """An engine whose clock ticks with every forward pass, and with nothing else."""
     engine = tiny_engine(only_ascii=True)
     now = 0.0
 
@@ -215,6 +212,26 @@ def test_wait_for_earlier_groups_is_part_of_ttft(size, ttft, monkeypatch):
 
     engine.loaded.model.register_forward_pre_hook(tick)
     monkeypatch.setattr(engine, "start_watch", lambda: Stopwatch(read_clock=lambda: now))
+    return engine
+
+
+def test_passes_are_charged_to_those_who_take_part_when_answers_differ_in_length(monkeypatch):
+    """Who has ended pays for no further pass; who waits for other prompts has no first token."""
+    engine = ticking_engine(monkeypatch)
+    monkeypatch.setattr("pc_rag.engine.batch_group._PASS_TOKENS", 6)
+    configs = [GenerationConfig(max_new_tokens=length) for length in (2, 6, 4)]
+    metrics = [c.metrics for c in engine.generate_batch(["one", "two", "three"], configs)]
+    assert [each.ttft_seconds for each in metrics] == [1.0, 1.0, 2.0]
+    assert [each.prefill_seconds for each in metrics] == [1.0] * 3
+    assert [each.decode_seconds for each in metrics] == [1.0, 5.0, 3.0]
+
+
+@pytest.mark.parametrize(
+    ("size", "ttft"), [(1, [1.0, 7.0, 13.0]), (2, [1.0, 1.0, 7.0]), (3, [1.0, 1.0, 1.0])]
+)
+def test_wait_for_earlier_groups_is_part_of_ttft(size, ttft, monkeypatch):
+    """On a clock that ticks with every pass; a pass is charged to everyone who takes part."""
+    engine = ticking_engine(monkeypatch)
     found = engine.generate_batch(["one", "two", "three"], SHORT, max_batch_size=size)
     metrics = [completion.metrics for completion in found]
     assert [each.ttft_seconds for each in metrics] == ttft

@@ -118,6 +118,24 @@ def test_batch_equals_single_calls_when_prompts_are_of_every_kind(policy):
     assert templates == ["trip", "text", "trip", "chat", "trip", "chunks"]
 
 
+def test_batch_equals_single_calls_when_modules_have_parameters():
+    """Arguments of different lengths in one shared module, whose other rows are read in place."""
+    engine = tiny_engine(config=NO_PREFIX_CACHE)
+    engine.add_schema(
+        '<schema name="s">Plan. <module name="trip">Stay <param name="days" len="8"/> days, eat '
+        '<param name="food" len="12" default="fish"/> at noon.</module></schema>'
+    )
+    prompts = [
+        parse_prompt(f'<prompt schema="s"><trip {arguments}/>Go!</prompt>')
+        for arguments in ('days="3"', 'days="thirteen"', 'days="7" food="tomatoes"', 'days="3"')
+    ]
+    batch = engine.prepare_batch(prompts, SHORT)
+    found = ids_of(batch.run())
+    assert found == single(engine, prompts)
+    assert len(set(found)) == 3
+    assert batch.memory.shared_bytes > batch.memory.tail_bytes / 4
+
+
 def test_pitfall_24_batch_equals_single_calls_when_there_is_no_pad_token():
     """Pitfall 24: prompts of different lengths, and a tokenizer that cannot pad."""
     engine = tiny_engine()
