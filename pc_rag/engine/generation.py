@@ -9,25 +9,21 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from pc_rag.engine.accounting import request_metrics
-from pc_rag.engine.completion import Completion
+from pc_rag.engine.answer import AnswerBuilder, complete
 from pc_rag.engine.remember import remember
-from pc_rag.errors import LayoutError, StoreError
+from pc_rag.errors import StoreError
 from pc_rag.layout.plan import RequestPlan
 from pc_rag.layout.reuse import plan_symbols, with_reused
 from pc_rag.metrics import Phase
 from pc_rag.model.answer_memory import PromptDigest
 from pc_rag.model.assembly import assemble, fresh_tokens
-from pc_rag.model.detokenize import Detokenizer
 from pc_rag.model.kv_view import KVView, Segment
 from pc_rag.model.pass_clock import PassClock
-from pc_rag.model.sampling import Sampler
-from pc_rag.model.stop import StopMatcher
-from pc_rag.types import FinishReason
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator
 
+    from pc_rag.engine.completion import Completion
     from pc_rag.engine.entry_source import Acquired
     from pc_rag.engine.machinery import Machinery
     from pc_rag.engine.request import Request
@@ -71,26 +67,13 @@ class Generation:
         self._watch = watch
         self._reuse = reuse
         self._plan = request.plan if reuse else request.plan.without_reuse()
-        self._budget = min(config.max_new_tokens, machinery.max_position - self._plan.end)
-        if self._budget < 1:
-            raise LayoutError(
-                f"context overflow: the prompt ends at position ID {self._plan.end} of "
-                f"{machinery.max_position}; no token can be generated. Retrieve fewer chunks or "
-                "shorten the prompt"
-            )
-        self._sampler = self._make_sampler(config)
-        self._stops = StopMatcher(config.stop)
-        self._detokenizer = Detokenizer(machinery.loaded.tokenizer)
-        self._history = list(self._plan.token_ids) if self._sampler.needs_history else []
+        self._answer = AnswerBuilder(machinery, self._plan, config, watch=watch)
         self._acquired: Acquired | None = None
         self._match: PrefixMatch | None = None
         self._view: KVView | None = None
-        self._generated: list[int] = []
-        self._text: list[str] = []
         self._num_decode_steps = 0
         self._prefill_clock = PassClock(machinery.runner.device)
         self._num_prefilled = 0
-        self._finish = FinishReason.CANCELLED
         self._is_cancelled = False
 
     def run(self) -> Generator[str]:
@@ -131,14 +114,6 @@ class Generation:
         """Do what was left of generations that the garbage collector ended."""
         self._machinery.endings.do_deferred()
 
-    def _make_sampler(self, config: GenerationConfig) -> Sampler:
-        device = self._machinery.runner.device
-        if config.grammar is None:
-            return Sampler(config, device)
-        with self._watch.measure(Phase.PLAN):
-            matcher = self._machinery.grammars.start(config.grammar)
-        return Sampler(config, device, matcher=matcher)
-
     def _prefill(self) -> tuple[torch.Tensor, KVView]:
         """Bring everything to the model and compute the fresh tokens.
 
@@ -154,7 +129,7 @@ class Generation:
         keys = [part.key for part in self._plan.cached]
         self._acquired = machinery.source.acquire(keys, self._request.recipes, watch=watch)
         with watch.measure(Phase.ASSEMBLE):
-            num_new_tokens = 1 if self._will_settle else self._budget
+            num_new_tokens = 1 if self._will_settle else self._answer.budget
             view = assemble(
                 self._plan,
                 self._acquired.entries,
@@ -182,64 +157,32 @@ class Generation:
     def _will_settle(self) -> bool:
         """Whether the rest is decoded from a contiguous buffer of its own."""
         has_stored = len(self._plan.fresh) < len(self._plan.parts)
-        return has_stored and self._budget > _SETTLE_FROM_TOKENS
+        return has_stored and self._answer.budget > _SETTLE_FROM_TOKENS
 
     def _decode(self, logits: torch.Tensor, view: KVView) -> Iterator[str]:
         """Choose token after token until something ends the generation."""
         position = self._plan.end
         while True:
-            is_first = not self._generated
-            with self._watch.measure(Phase.FIRST_TOKEN if is_first else Phase.DECODE):
-                text, is_last = self._take_token(logits)
-            if text:
-                self._text.append(text)
-                self._watch.mark_first_token()
-                if not self._is_cancelled:
-                    yield text
-            if is_first and self._reuse:  # the first token is in the caller's hands
+            text, is_last = self._answer.take(logits)
+            if text and not self._is_cancelled:
+                yield text
+            if self._reuse and not self._num_decode_steps:  # the first token is out
                 self._machinery.prefetcher.warm_siblings(self._request)
             if is_last or self._is_cancelled:
                 return
             with self._watch.measure(Phase.DECODE):
-                if is_first and self._will_settle:
+                if self._will_settle and not self._num_decode_steps:
                     self._settle(view)
-                logits = self._machinery.runner.decode(view, self._generated[-1], position)
+                logits = self._machinery.runner.decode(view, self._answer.token_ids[-1], position)
                 self._num_decode_steps += 1
             position += 1
-
-    def _take_token(self, logits: torch.Tensor) -> tuple[str, bool]:
-        """Choose one token; the text it releases, and whether it is the last."""
-        history = torch.tensor(self._history, dtype=torch.long, device=logits.device)
-        token_id = self._sampler.sample(logits, history)
-        if token_id in self._machinery.loaded.tokenizer.eos_ids:
-            self._finish = FinishReason.STOP
-            return self._flush(), True
-        self._generated.append(token_id)
-        if self._sampler.needs_history:
-            self._history.append(token_id)
-        text = self._stops.feed(self._detokenizer.push(token_id))
-        if self._stops.is_stopped:
-            self._finish = FinishReason.STOP
-            return text, True
-        is_complete = self._sampler.is_finished
-        if is_complete or len(self._generated) >= self._budget:
-            text += self._flush()
-            is_stopped = is_complete or self._stops.is_stopped
-            self._finish = FinishReason.STOP if is_stopped else FinishReason.LENGTH
-            return text, True
-        return text, False
-
-    def _flush(self) -> str:
-        """Text still held back, at the end."""
-        text = self._stops.feed(self._detokenizer.flush())
-        return text if self._stops.is_stopped else text + self._stops.flush()
 
     def _settle(self, view: KVView) -> None:
         """Go on in one contiguous buffer, and give the stored entries back.
 
         The match of the prefix cache stays leased: what this request adds hangs on it.
         """
-        self._machinery.runner.settle(view, self._budget)
+        self._machinery.runner.settle(view, self._answer.budget)
         self._release_entries()
 
     def _release_entries(self) -> None:
@@ -257,14 +200,21 @@ class Generation:
         if tree is None:
             return
         with suppress(StoreError, MemoryError, torch.OutOfMemoryError):
-            remember(tree, self._plan, view, self._generated, namespace=self._machinery.namespace)
+            remember(
+                tree,
+                self._plan,
+                view,
+                self._answer.token_ids,
+                namespace=self._machinery.namespace,
+            )
 
-    def _remember_answer(self, text: str) -> None:
+    def _remember_answer(self) -> None:
         """Have the answer's tokens known again where its text comes back in a conversation.
 
         Not those of an answer that a stop string cut: its text ends before its tokens do.
         """
-        machinery, token_ids = self._machinery, tuple(self._generated)
+        machinery = self._machinery
+        text, token_ids = self._answer.text, tuple(self._answer.token_ids)
         tokenizer = machinery.loaded.tokenizer
         if machinery.prefix_tree is None:
             return  # nothing holds their KV
@@ -287,37 +237,25 @@ class Generation:
             self._release()
             if view is not None:
                 machinery.runner.pool.give_back(view.tail)
-        template, tenant = self._request.template, machinery.config.tenant
         if has_failed:
-            machinery.stats.record_failure(template=template, tenant=tenant)
+            machinery.stats.record_failure(
+                template=self._request.template, tenant=machinery.config.tenant
+            )
             return
-        if self._generated:
-            self._watch.mark_first_token()
         machinery.prefill_rate.record(
             self._num_prefilled,
             self._prefill_clock.seconds(),
             num_context_tokens=len(self._plan.token_ids) - self._num_prefilled,
         )
-        metrics = request_metrics(
-            self._plan if view is not None else RequestPlan(()),
-            served,
-            remarks=self._request.remarks,
-            watch=self._watch,
-            finish_reason=self._finish,
-            num_generated_tokens=len(self._generated),
+        completion = complete(
+            self._answer,
+            machinery,
+            self._request,
+            plan=self._plan if view is not None else RequestPlan(()),
+            served=served,
             num_decode_steps=self._num_decode_steps,
-            template=template,
-            tenant=tenant,
-            prefill_tokens_per_second=machinery.prefill_rate.tokens_per_second,
         )
-        machinery.stats.record(metrics)
-        text = "".join(self._text)
         if self._reuse:
-            self._remember_answer(text)
-        self.completion = Completion(
-            text=text,
-            token_ids=tuple(self._generated),
-            finish_reason=self._finish,
-            metrics=metrics,
-        )
+            self._remember_answer()
+        self.completion = completion
         self._call_back()

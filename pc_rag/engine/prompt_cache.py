@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Self
 import torch
 
 from pc_rag.config import AUTO, EngineConfig
+from pc_rag.engine.batch import DEFAULT_BATCH_SIZE, Batch
 from pc_rag.engine.ending import Endings
 from pc_rag.engine.entry_source import EntrySource
 from pc_rag.engine.generation import Generation
@@ -37,7 +38,7 @@ from pc_rag.pml import Prompt, Schema
 from pc_rag.types import Span, StorageDtype
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Sequence
     from concurrent.futures import Future
     from types import TracebackType
     from typing import TypeAlias
@@ -264,6 +265,63 @@ class PromptCache:
             reuse=self.config.reuse if reuse is None else reuse,
         )
         return CompletionStream(generation)
+
+    def generate_batch(
+        self,
+        prompts: Sequence[PromptLike | Request],
+        config: GenerationConfig | Sequence[GenerationConfig] | None = None,
+        *,
+        reuse: bool | None = None,
+        share: bool = True,
+        max_batch_size: int = DEFAULT_BATCH_SIZE,
+    ) -> list[Completion]:
+        """Run several prompts side by side; each gets the answer that ``generate`` would give it.
+
+        The model's weights are read once per token of all of them, and a module that several of
+        them import once for all: it is kept in memory once, too, and never copied. The exact
+        prefix cache is neither read nor fed.
+
+        Args:
+            prompts: As for ``stream``, each. Put those that share modules next to each other.
+            config: How to choose tokens and when to stop: for all, or one for each prompt.
+            reuse: As for ``stream``.
+            share: ``False`` copies modules for every prompt.
+            max_batch_size: Most prompts side by side; more are run group by group.
+
+        Returns:
+            A completion for each prompt, in their order.
+
+        Raises:
+            PromptError: Prompts are refused, before anything is computed; each is named by its
+                index.
+            LayoutError: The same, where none of those fits the model's context.
+            ConfigError: The same, where all of their grammars are refused; or there is not one
+                configuration for each prompt, or ``max_batch_size`` is below 1.
+        """
+        return self.prepare_batch(
+            prompts, config, reuse=reuse, share=share, max_batch_size=max_batch_size
+        ).run()
+
+    def prepare_batch(
+        self,
+        prompts: Sequence[PromptLike | Request],
+        config: GenerationConfig | Sequence[GenerationConfig] | None = None,
+        *,
+        reuse: bool | None = None,
+        share: bool = True,
+        max_batch_size: int = DEFAULT_BATCH_SIZE,
+    ) -> Batch:
+        """Plan what ``generate_batch`` runs, and compute nothing yet; it tells its memory, too."""
+        return Batch(
+            self._machinery,
+            prompts,
+            config,
+            plan=self.plan,
+            watch=self.start_watch(),
+            reuse=self.config.reuse if reuse is None else reuse,
+            share=share,
+            max_batch_size=max_batch_size,
+        )
 
     def plan(self, prompt: PromptLike) -> Request:
         """Decide what of a prompt is cached and what is computed; computes nothing itself.

@@ -11,6 +11,8 @@ from pc_rag.model.kv_view import KVView, Segment
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    import torch
+
     from pc_rag.kv.entry import Entry
     from pc_rag.layout.plan import RequestPlan
     from pc_rag.model.runner import Runner
@@ -43,7 +45,7 @@ def assemble(
     for part in plan.parts:
         match part:
             case Cached():
-                segments.append(_segment(part, entries, runner))
+                segments.append(segment_of(part, entries, runner.dtype))
             case Fresh():
                 num_fresh += len(part.token_ids)
             case Reused():
@@ -52,7 +54,17 @@ def assemble(
     return KVView(tuple(segments), tail)
 
 
-def _segment(part: Cached, entries: Mapping[ModuleKey, Entry], runner: Runner) -> Segment:
+def segment_of(part: Cached, entries: Mapping[ModuleKey, Entry], dtype: torch.dtype) -> Segment:
+    """The rows of an entry that a part reads.
+
+    Args:
+        part: What is read.
+        entries: Entries by key, on the model's device.
+        dtype: Compute dtype; rows of another one are converted.
+
+    Raises:
+        EntryNotFound: The part's entry is not among ``entries``.
+    """
     entry = entries.get(part.key)
     if entry is None:
         raise EntryNotFound(
@@ -60,10 +72,7 @@ def _segment(part: Cached, entries: Mapping[ModuleKey, Entry], runner: Runner) -
         )
     rows = slice(part.rows.start, part.rows.end)
     return Segment(
-        entry.keys[:, :, rows].to(runner.dtype),
-        entry.values[:, :, rows].to(runner.dtype),
-        part.span,
-        part.shift,
+        entry.keys[:, :, rows].to(dtype), entry.values[:, :, rows].to(dtype), part.span, part.shift
     )
 
 

@@ -2,8 +2,9 @@
 
 transformers lets a model's attention be replaced by a registered function. Ours receives the fresh
 queries, keys and values of a layer, position-encoded, and hands them to the running
-``AttentionPass``. No transformers cache is used at all: the fresh KV is written to the request's
-own buffer, and no mask is built, because transformers builds none for attention it does not know.
+``AttentionPass`` or ``BatchPass``. No transformers cache is used at all: the fresh KV is written to
+the request's own buffer, and no mask is built, because transformers builds none for attention it
+does not know.
 """
 
 from __future__ import annotations
@@ -23,12 +24,13 @@ if TYPE_CHECKING:
     import torch
 
     from pc_rag.model.attention import AttentionPass
+    from pc_rag.model.batch_pass import BatchPass
 
 _NAME = "pc_rag"
 _LOCKS: WeakKeyDictionary[Any, Lock] = WeakKeyDictionary()
 _LOCKS_GUARD = Lock()
 CARRIER = "pc_rag_pass"
-"""Keyword under which a forward pass carries its ``AttentionPass`` down to the layers."""
+"""Keyword under which a forward pass carries its pass down to the layers."""
 
 
 def _attention(
@@ -41,7 +43,7 @@ def _attention(
     scaling: float | None = None,
     **kwargs: Any,  # noqa: ANN401 - architectures pass what they like
 ) -> tuple[torch.Tensor, None]:
-    running: AttentionPass | None = kwargs.get(CARRIER)
+    running: AttentionPass | BatchPass | None = kwargs.get(CARRIER)
     if running is None:
         raise ModelError(
             f"{type(module).__name__} was called without pc-rag's pass: by its owner, on another "

@@ -52,6 +52,17 @@ class Segment:
         object.__setattr__(self, "layer_keys", self.keys[:, None].unbind(0))
         object.__setattr__(self, "layer_values", self.values[:, None].unbind(0))
 
+    def copy_to(self, keys: torch.Tensor, values: torch.Tensor, rope: Rope) -> None:
+        """Write keys and values as they are at ``span``.
+
+        Args:
+            keys: Shaped as the segment's; written, keys that moved rotated in float32.
+            values: Alike.
+            rope: The model's rotation.
+        """
+        keys.copy_(rope.place(self.keys, self.shift))
+        values.copy_(self.values)
+
 
 @dataclass(slots=True, eq=False)
 class Tail:
@@ -135,8 +146,7 @@ class KVView:
         row = 0
         for segment in self.segments:
             rows = slice(row, row + len(segment.span))
-            into.keys[:, 0, :, rows] = rope.place(segment.keys, segment.shift)
-            into.values[:, 0, :, rows] = segment.values
+            segment.copy_to(into.keys[:, 0, :, rows], into.values[:, 0, :, rows], rope)
             row = rows.stop
         former = self.tail
         computed = slice(row, row + former.num_rows)

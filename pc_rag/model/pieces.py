@@ -167,6 +167,7 @@ def attend_piece(
     *,
     scaling: float,
     is_causal: bool = False,
+    mask: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Attention over one piece of KV, with the log-sum-exp that merging needs.
 
@@ -176,18 +177,30 @@ def attend_piece(
         values: ``[batch_size or 1, num_heads, num_keys, value_dim]``.
         scaling: Factor on the scores.
         is_causal: Whether query ``i`` sees keys up to ``i`` only.
+        mask: Added to the scores, ``[batch_size, 1, 1, num_keys]`` in the dtype of ``queries``:
+            minus infinity where a sequence does not see a key. Keys and values must be finite
+            there, too. Not with ``is_causal``.
 
     Returns:
         Output ``[batch_size, num_heads, num_queries, value_dim]`` and log-sum-exp
-        ``[batch_size, num_heads, num_queries]`` in float32.
+        ``[batch_size, num_heads, num_queries]`` in float32: 0 and minus infinity for a sequence
+        that sees no key at all.
     """
     if keys.shape[0] != queries.shape[0]:
         keys = keys.expand(queries.shape[0], -1, -1, -1)
         values = values.expand(queries.shape[0], -1, -1, -1)
     if queries.device.type == "cpu" and keys.shape[-1] == values.shape[-1]:
-        out, lse = _flash_on_cpu(queries, keys, values, 0.0, is_causal, scale=scaling)
+        out, lse = _flash_on_cpu(
+            queries, keys, values, 0.0, is_causal, attn_mask=mask, scale=scaling
+        )
+    else:
+        out, lse = _attend_piece_by_blocks(
+            queries, keys, values, scaling=scaling, is_causal=is_causal, mask=mask
+        )
+    if mask is None:
         return out, lse
-    return _attend_piece_by_blocks(queries, keys, values, scaling=scaling, is_causal=is_causal)
+    sees_nothing = (mask == float("-inf")).all(-1)  # where kernels disagree, or give NaN
+    return out.masked_fill(sees_nothing[..., None], 0), lse.masked_fill(sees_nothing, float("-inf"))
 
 
 def _attend_piece_by_blocks(
@@ -196,7 +209,8 @@ def _attend_piece_by_blocks(
     values: torch.Tensor,
     *,
     scaling: float,
-    is_causal: bool,
+    is_causal: bool = False,
+    mask: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """``attend_piece`` for every device: scores are materialised, a block of queries at a time."""
     outs, lses = [], []
@@ -207,6 +221,8 @@ def _attend_piece_by_blocks(
             row = torch.arange(start, start + block.shape[2], device=queries.device)
             column = torch.arange(keys.shape[2], device=queries.device)
             scores = scores.masked_fill(column > row[:, None], float("-inf"))
+        if mask is not None:
+            scores = scores + mask
         lse = scores.logsumexp(dim=-1)
         outs.append((scores - lse[..., None]).exp().to(values.dtype) @ values)
         lses.append(lse)

@@ -14,6 +14,7 @@ from pc_rag.model.hf_attention import CARRIER, own_attention
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from pc_rag.model.batch_pass import BatchPass
     from pc_rag.model.kv_view import KVView
     from pc_rag.model.positions import Rope
 
@@ -64,9 +65,10 @@ class Runner:
         """
         if not token_ids:
             raise GenerationError("a forward pass needs at least one fresh token; got none")
-        batch = torch.tensor([token_ids], device=self.device)
-        logits = self._forward(view, batch, list(position_ids), with_logits=True)
-        return logits[0].float()
+        logits = self._forward(
+            view, torch.tensor([token_ids]), list(position_ids), with_logits=True
+        )
+        return logits[0, 0].float()
 
     def decode(self, view: KVView, token_id: int, position_id: int) -> torch.Tensor:
         """Compute one generated token; logits behind it, ``[vocab_size]``, float32."""
@@ -80,7 +82,7 @@ class Runner:
             token_ids: ``[batch_size, num_tokens]``; shorter sequences are padded at their end.
             position_ids: Of every sequence alike, ``num_tokens`` of them, rising.
         """
-        self._forward(view, token_ids.to(self.device), list(position_ids), with_logits=False)
+        self._forward(view, token_ids, list(position_ids), with_logits=False)
 
     def settle(self, view: KVView, num_more_tokens: int) -> None:
         """Let a view read no stored KV any more: copy it to a contiguous buffer of its own.
@@ -94,15 +96,33 @@ class Runner:
             former = view.settle(into, self.rope)
         self.pool.give_back(former)
 
-    def _forward(
-        self, view: KVView, token_ids: torch.Tensor, position_ids: list[int], *, with_logits: bool
+    def run_pass(
+        self,
+        running: AttentionPass | BatchPass,
+        token_ids: torch.Tensor,
+        position_ids: torch.Tensor,
+        *,
+        logits_behind: torch.Tensor | None,
     ) -> torch.Tensor:
-        num_tokens = token_ids.shape[1]
-        view.tail.reserve(num_tokens)
-        running = AttentionPass(view, self.rope, position_ids)
+        """One forward pass of tokens that attend through ``running``.
+
+        Args:
+            running: What they attend. It takes their KV, but counts no rows.
+            token_ids: ``[batch_size, num_tokens]``, on any device.
+            position_ids: ``[1, num_tokens]``, alike.
+            logits_behind: Indices of the tokens behind which logits are wanted; ``None`` where
+                they are not formed at all.
+
+        Returns:
+            ``[batch_size, num_logits, vocab_size]`` in the model's dtype.
+
+        Raises:
+            ModelError: The model is in training mode, or some of its layers do not attend through
+                pc-rag.
+        """
         arguments: dict[str, Any] = {
-            "input_ids": token_ids,
-            "position_ids": torch.tensor([position_ids], device=self.device),
+            "input_ids": token_ids.to(self.device),
+            "position_ids": position_ids.to(self.device),
             "use_cache": False,
             CARRIER: running,
         }
@@ -112,9 +132,11 @@ class Runner:
                 "call model.eval()"
             )
         with torch.inference_mode(), own_attention(self._model):
-            if with_logits:
-                output = self._model(**arguments, logits_to_keep=1, return_dict=True)
-                logits: torch.Tensor = output.logits[:, -1]
+            if logits_behind is not None:
+                kept = logits_behind.to(self.device)
+                logits: torch.Tensor = self._model(
+                    **arguments, logits_to_keep=kept, return_dict=True
+                ).logits
             else:
                 self._model.base_model(**arguments)
                 logits = torch.empty(0)
@@ -124,6 +146,19 @@ class Runner:
                 f"{self.shape.num_layers} layers attended through pc-rag; the KV of the others is "
                 "missing. Its layers do not share one configuration: use another model"
             )
+        return logits
+
+    def _forward(
+        self, view: KVView, token_ids: torch.Tensor, position_ids: list[int], *, with_logits: bool
+    ) -> torch.Tensor:
+        num_tokens = token_ids.shape[1]
+        view.tail.reserve(num_tokens)
+        logits = self.run_pass(
+            AttentionPass(view, self.rope, position_ids),
+            token_ids,
+            torch.tensor([position_ids]),
+            logits_behind=torch.tensor([num_tokens - 1]) if with_logits else None,
+        )
         view.tail.num_rows += num_tokens
         return logits
 

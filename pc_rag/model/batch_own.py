@@ -1,0 +1,184 @@
+"""What the tokens of a batch's pass see of their own sequences: fresh tokens, and tails."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+
+from pc_rag.model.pieces import attend_piece, repeat_heads
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pc_rag.model.batch_tails import SequenceTail, TailBlock
+
+
+class OwnKV(Protocol):
+    """What every token of a pass sees of its own sequence, itself included."""
+
+    def attend(
+        self,
+        layer: int,
+        queries: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        *,
+        out: torch.Tensor,
+        lse: torch.Tensor,
+        scaling: float,
+    ) -> None:
+        """Store a layer's fresh KV, and attend.
+
+        Args:
+            layer: Index of the layer.
+            queries: ``[1, num_heads, num_tokens, head_dim]``.
+            keys: ``[1, num_kv_heads, num_tokens, head_dim]``.
+            values: As ``keys``.
+            out: ``[num_tokens, num_kv_heads, group_size, value_dim]``; filled.
+            lse: ``[num_tokens, num_kv_heads, group_size]``; filled.
+            scaling: Factor on the scores.
+        """
+
+    def commit(self) -> None:
+        """Count the rows that the pass has filled."""
+
+
+class PromptTokens:
+    """Fresh tokens of several prompts: each sees those of its own prompt up to itself.
+
+    Args:
+        tails: Of the prompts.
+        tokens: Which tokens of the pass are theirs.
+    """
+
+    def __init__(self, tails: Sequence[SequenceTail], tokens: Sequence[slice]) -> None:
+        self._prompts = list(zip(tails, tokens, strict=True))
+
+    def attend(
+        self,
+        layer: int,
+        queries: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        *,
+        out: torch.Tensor,
+        lse: torch.Tensor,
+        scaling: float,
+    ) -> None:
+        """See ``OwnKV``."""
+        num_heads, split = queries.shape[1], lse.shape[1:]
+        repeated = repeat_heads(keys, num_heads), repeat_heads(values, num_heads)
+        for tail, tokens in self._prompts:
+            rows = slice(tail.num_rows, tail.num_rows + tokens.stop - tokens.start)
+            tail_keys, tail_values = tail.layer_kv(layer, rows)
+            tail_keys.copy_(keys[:, :, tokens])
+            tail_values.copy_(values[:, :, tokens])
+            part, part_lse = attend_piece(
+                queries[:, :, tokens],
+                *(states[:, :, tokens] for states in repeated),
+                scaling=scaling,
+                is_causal=True,
+            )
+            out[tokens] = torch.unflatten(part[0].transpose(0, 1), 1, split)
+            lse[tokens] = torch.unflatten(part_lse[0].transpose(0, 1), 1, split)
+
+    def commit(self) -> None:
+        """See ``OwnKV``."""
+        for tail, tokens in self._prompts:
+            tail.num_rows += tokens.stop - tokens.start
+
+
+class NextTokens:
+    """One token of every sequence, which sees the sequence's whole tail.
+
+    Sequences whose slots are neighbours are attended by one call; a mask hides the rows that
+    shorter ones do not have.
+
+    Args:
+        tails: Of the sequences, by block and slot: see ``in_place_order``.
+        dtype: Of the queries.
+    """
+
+    def __init__(self, tails: Sequence[SequenceTail], dtype: torch.dtype) -> None:
+        self._tails = tails
+        self._runs: list[_Run] = []
+        first = 0
+        for last in range(1, len(tails) + 1):
+            if last == len(tails) or not _are_neighbours(tails[last - 1], tails[last]):
+                self._runs.append(_Run(tails[first:last], first, dtype))
+                first = last
+
+    def attend(
+        self,
+        layer: int,
+        queries: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        *,
+        out: torch.Tensor,
+        lse: torch.Tensor,
+        scaling: float,
+    ) -> None:
+        """See ``OwnKV``."""
+        stacked = torch.unflatten(queries[0].transpose(0, 1), 1, lse.shape[1:])
+        for run in self._runs:
+            fresh = keys[0, :, run.tokens], values[0, :, run.tokens]
+            out[run.tokens], lse[run.tokens] = run.attend(
+                layer, stacked[run.tokens], *fresh, scaling=scaling
+            )
+
+    def commit(self) -> None:
+        """See ``OwnKV``."""
+        for tail in self._tails:
+            tail.num_rows += 1
+
+
+class _Run:
+    """Sequences in neighbouring slots of one block, each with one token."""
+
+    def __init__(self, tails: Sequence[SequenceTail], first: int, dtype: torch.dtype) -> None:
+        block: TailBlock = tails[0].block
+        device = block.keys.device
+        self.tokens = slice(first, first + len(tails))
+        self._slots = slice(tails[0].slot, tails[0].slot + len(tails))
+        self._fresh_rows = torch.tensor([tail.num_rows for tail in tails], device=device)
+        self._fresh_slots = torch.arange(self._slots.start, self._slots.stop, device=device)
+        self._block = block
+        lengths = [tail.num_rows + 1 for tail in tails]
+        self._rows = slice(0, max(lengths))
+        self._mask: torch.Tensor | None = None
+        if min(lengths) < max(lengths):
+            is_hidden = torch.arange(max(lengths), device=device) > self._fresh_rows[:, None]
+            mask = torch.zeros(is_hidden.shape, dtype=dtype, device=device)
+            self._mask = mask.masked_fill_(is_hidden, float("-inf"))[:, None, None]
+
+    def attend(
+        self,
+        layer: int,
+        queries: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        *,
+        scaling: float,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Attend the tails; keys and values are ``[num_kv_heads, num_tokens, head_dim]``."""
+        all_keys, all_values = self._block.keys[layer], self._block.values[layer]
+        all_keys[self._fresh_slots, :, self._fresh_rows] = keys.transpose(0, 1)
+        all_values[self._fresh_slots, :, self._fresh_rows] = values.transpose(0, 1)
+        return attend_piece(
+            queries,
+            all_keys[self._slots, :, self._rows],
+            all_values[self._slots, :, self._rows],
+            scaling=scaling,
+            mask=self._mask,
+        )
+
+
+def in_place_order(tails: Sequence[SequenceTail]) -> list[int]:
+    """Indices of tails such that neighbouring slots of a block follow each other."""
+    return sorted(range(len(tails)), key=lambda n: (id(tails[n].block), tails[n].slot))
+
+
+def _are_neighbours(one: SequenceTail, other: SequenceTail) -> bool:
+    return one.block is other.block and other.slot == one.slot + 1
