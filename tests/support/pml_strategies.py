@@ -59,7 +59,7 @@ class _SchemaMaker:
         if may_speak:
             kinds.append("role")
         found: list = []
-        for kind in self._draw(st.lists(st.sampled_from(kinds), max_size=4)):
+        for kind in self._draw(st.lists(st.sampled_from(kinds), max_size=3 if depth else 4)):
             match kind:
                 case "text":
                     if not (found and isinstance(found[-1], Text)):
