@@ -21,10 +21,18 @@ if TYPE_CHECKING:
 pml = typer.Typer(no_args_is_help=True, help="Check schemas and prompts, and see their layout.")
 
 Files = Annotated[list[Path], typer.Argument(metavar="FILE", help="PML files.")]
+SrcRoot = Annotated[
+    Path | None,
+    typer.Option(
+        "--src-root",
+        metavar="DIR",
+        help="Folder below which src attributes name files. [default: none; src is refused]",
+    ),
+]
 
 
 @pml.command()
-def check(files: Files, as_json: options.AsJson = False) -> None:
+def check(files: Files, src_root: SrcRoot = None, as_json: options.AsJson = False) -> None:
     """Check schemas and prompts; every problem is listed with its line and column.
 
     Exits with 1 where a file has one.
@@ -34,7 +42,7 @@ def check(files: Files, as_json: options.AsJson = False) -> None:
     results = []
     for path in files:
         try:
-            result = _parse(path)
+            result = _parse(path, src_root)
         except (PMLError, PromptError) as error:
             result = {"file": str(path), "problems": [asdict(each) for each in error.problems]}
             if not as_json:
@@ -58,12 +66,13 @@ def layout(
             "--model", metavar="NAME", help="Model whose tokenizer counts; no weights are loaded."
         ),
     ] = "smollm2",
+    src_root: SrcRoot = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Show where a schema's modules lie: spans of position IDs, reserved ones, tokens stored."""
     from pc_rag.pml import read_schema
 
-    schema = read_schema(file)
+    schema = read_schema(file, src_root=src_root)
     from pc_rag.config import EngineConfig
     from pc_rag.layout import lay_out, layout_rows
     from pc_rag.model.loading import load_tokenizer
@@ -78,7 +87,7 @@ def layout(
         out.print(_layout_table(rows))
 
 
-def _parse(path: Path) -> dict[str, Any]:
+def _parse(path: Path, src_root: Path | None) -> dict[str, Any]:
     """Kind and name of a valid file, with no problems."""
     from pc_rag.errors import PMLError
     from pc_rag.pml import parse_prompt, parse_schema
@@ -91,7 +100,8 @@ def _parse(path: Path) -> dict[str, Any]:
     source = str(path)
     if read_tree(document, source).tag == "prompt":
         return _result(path, "prompt", parse_prompt(document, source=source).schema)
-    return _result(path, "schema", parse_schema(document, source=source).name)
+    schema = parse_schema(document, source=source, src_root=src_root)
+    return _result(path, "schema", schema.name)
 
 
 def _result(path: Path, kind: str, name: str) -> dict[str, Any]:

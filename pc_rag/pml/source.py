@@ -30,9 +30,11 @@ _BYTE_ORDER_MARKS = (
     (codecs.BOM_UTF16_BE, "utf-16"),
 )
 _MARKUP = re.compile(
-    r"""<!--.*?-->|<!\[CDATA\[.*?\]\]>|<\?.*?\?>|<[^!?>"'](?:[^>"']|"[^"]*"|'[^']*')*+>""",
+    r"""<!--.*?-->|<!\[CDATA\[.*?\]\]>|<\?.*?\?>|<[^!?>"'](?:[^>"']++|"[^"]*+"|'[^']*+')*+>""",
     re.DOTALL,
 )
+_TAG_NAME = re.compile(r"<[^\s/>]++")
+_ATTRIBUTE = re.compile(r"""\s*+([^\s=/>]++)\s*+=\s*+("[^"]*+"|'[^']*+')""")
 _PROLOG = re.compile(r"(?:\s|<\?.*?\?>|<!--.*?-->)*+", re.DOTALL)
 _DOCTYPE = "<!DOCTYPE"
 
@@ -50,6 +52,19 @@ class Markup:
     start: int
     end: int
     is_empty_element: bool
+
+
+@dataclass(frozen=True, slots=True)
+class BrokenValue:
+    """An attribute's value that holds a line break or a tab, which XML reads as a space.
+
+    Attributes:
+        location: Of the first of them.
+        is_tab: It is a tab.
+    """
+
+    location: Location
+    is_tab: bool
 
 
 class SourceText:
@@ -86,11 +101,32 @@ class SourceText:
                 is_empty = piece.endswith("/>") and not piece.startswith(("<!", "<?"))
                 yield Markup(match.start(), match.end(), is_empty)
 
+    def broken_values(self, tag: Markup) -> dict[str, BrokenValue]:
+        """The values of a start tag that are not read as they are written, by attribute."""
+        name = _TAG_NAME.match(self.text, tag.start)
+        if name is None or _first_break(self.text, name.end(), tag.end) < 0:
+            return {}
+        broken: dict[str, BrokenValue] = {}
+        attribute = _ATTRIBUTE.match(self.text, name.end(), tag.end)
+        while attribute is not None:
+            offset = _first_break(self.text, *attribute.span(2))
+            if offset >= 0:
+                place = self.location(offset)
+                broken[attribute.group(1)] = BrokenValue(place, is_tab=self.text[offset] == "\t")
+            attribute = _ATTRIBUTE.match(self.text, attribute.end(), tag.end)
+        return broken
+
     def doctype_location(self) -> Location | None:
         """Where the document declares a DTD; ``None`` where it does not."""
         prolog = _PROLOG.match(self.text)
         offset = prolog.end() if prolog else 0
         return self.location(offset) if self.text.startswith(_DOCTYPE, offset) else None
+
+
+def location_of_byte(document: bytes, offset: int, encoding: str) -> Location:
+    """Line and column of a byte that cannot be decoded; all before it can."""
+    before = SourceText(document[:offset].decode(encoding, errors="replace"))
+    return before.location(len(before.text))
 
 
 def decode(document: str | bytes, source: str) -> SourceText:
@@ -129,10 +165,15 @@ def _decode_bytes(document: bytes, source: str) -> str:
     try:
         return document.decode(encoding)
     except UnicodeDecodeError as error:
-        before = SourceText(document[: error.start].decode(encoding, errors="replace"))
-        place = before.location(len(before.text))
+        place = location_of_byte(document, error.start, encoding)
         problem = (
             f"byte 0x{document[error.start]:02x} is not {encoding.removesuffix('-sig')}; save the "
             "document as UTF-8, or declare its encoding in the first line"
         )
         raise PMLSyntaxError((Problem(place.line, place.column, problem),), source) from error
+
+
+def _first_break(text: str, start: int, end: int) -> int:
+    """Offset of the first line feed or tab in a part of a text; -1 where there is none."""
+    found = [offset for mark in "\n\t" if (offset := text.find(mark, start, end)) >= 0]
+    return min(found, default=-1)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from lxml import etree
 
 from pc_rag.errors import PMLSyntaxError, Problem
+from pc_rag.pml.names import shorten
 from pc_rag.pml.nodes import Text
 from pc_rag.pml.source import decode
 from pc_rag.pml.whitespace import clean_text, is_blank
@@ -21,10 +22,13 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from pc_rag.pml.nodes import Location
-    from pc_rag.pml.source import Markup, SourceText
+    from pc_rag.pml.source import BrokenValue, Markup, SourceText
 
 MAX_DEPTH = 64
 """Elements that may lie in each other, the root included."""
+
+MAX_ATTRIBUTES = 1_000
+"""Attributes of one element; lxml's time to read them grows with their square."""
 
 SPACE_ATTRIBUTE = "xml:space"
 """``preserve`` keeps all whitespace of an element; ``default`` returns to the whitespace rule."""
@@ -55,12 +59,14 @@ class Element:
         attributes: Values by name, ``xml:space`` among them.
         children: Elements and text, in document order.
         location: Of its ``<``.
+        broken_values: Attributes whose values are not read as they are written.
     """
 
     tag: str
     attributes: Mapping[str, str]
     children: tuple[TreeChild, ...]
     location: Location
+    broken_values: Mapping[str, BrokenValue]
 
 
 TreeChild: TypeAlias = Element | Text
@@ -74,8 +80,8 @@ def read_tree(document: str | bytes, source: str) -> Element:
         source: Name of the document, for errors.
 
     Raises:
-        PMLSyntaxError: The document is not well-formed XML, nests too deep, or uses a DTD, entities
-            or namespaces.
+        PMLSyntaxError: The document is not well-formed XML, nests too deep, has too many attributes
+            on one element, or uses a DTD, entities or namespaces.
     """
     text = decode(document, source)
     doctype = text.doctype_location()
@@ -145,10 +151,7 @@ class _TreeReader:
             problem = Problem(location.line, location.column, _explain("", "depth"))
             raise PMLSyntaxError((*self._problems, problem), self._source)
         self._check_namespaces(node, location)
-        attributes = {
-            str(name).replace(_XML_NAMESPACE, "xml:"): str(value)
-            for name, value in node.attrib.items()
-        }
+        attributes = self._attributes(node, location)
         preserve = _PRESERVE.get(attributes.get(SPACE_ATTRIBUTE, ""), preserve)
         children: list[TreeChild] = []
         self._offset = start.end
@@ -164,12 +167,27 @@ class _TreeReader:
         children += self._text_of(run, preserve=preserve, ends_block=node.tag in _BLOCK_TAGS)
         if not start.is_empty_element:
             self._offset = next(self._markup).end
-        return Element(str(node.tag), attributes, tuple(children), location)
+        return Element(
+            str(node.tag), attributes, tuple(children), location, self._text.broken_values(start)
+        )
+
+    def _attributes(self, node: etree._Element, location: Location) -> dict[str, str]:
+        if len(node.attrib) > MAX_ATTRIBUTES:
+            problem = (
+                f"<{shorten(str(node.tag))}> has {len(node.attrib):,} attributes; at most "
+                f"{MAX_ATTRIBUTES:,} are allowed"
+            )
+            self._problems.append(Problem(location.line, location.column, problem))
+            return {}
+        return {
+            str(name).replace(_XML_NAMESPACE, "xml:"): str(value)
+            for name, value in node.attrib.items()
+        }
 
     def _check_namespaces(self, node: etree._Element, location: Location) -> None:
         parent = node.getparent()
         if node.nsmap and (parent is None or node.nsmap != parent.nsmap):
-            problem = f"<{node.tag}> declares a namespace; PML has none: remove xmlns"
+            problem = f"<{shorten(str(node.tag))}> declares a namespace; PML has none: remove xmlns"
             self._problems.append(Problem(location.line, location.column, problem))
 
     def _text_of(self, run: _TextRun, *, preserve: bool, ends_block: bool) -> tuple[Text, ...]:

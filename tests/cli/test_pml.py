@@ -68,6 +68,17 @@ def test_problems_are_the_result_when_json_is_asked_for(file):
     assert "&amp;" in second["problems"][0]["message"]
 
 
+def test_files_are_included_when_their_root_is_given(file, tmp_path, tiny_model_folder):
+    """Without the root src is a problem like others."""
+    file("Rome!", "rome.txt")
+    path = file('<schema name="trip"><module name="rome" src="rome.txt"/></schema>')
+    assert "--src-root" in run("pml", "check", path).stderr
+    assert run("pml", "check", path, "--src-root", tmp_path).exit_code == 0
+    command = ("pml", "layout", path, "--model", tiny_model_folder, "--json")
+    rows = run(*command, "--src-root", tmp_path).json["rows"]
+    assert rows[0]["num_tokens"] >= len("Rome!")
+
+
 @pytest.mark.parametrize("command", [("check",), ("layout",)])
 def test_file_is_refused_when_it_cannot_be_read(tmp_path, command):
     """A missing file is a refused input, not a traceback."""

@@ -11,9 +11,11 @@ import pytest
 
 from pc_rag import pml
 from pc_rag.errors import PMLError, PromptError
+from pc_rag.pml.attributes import MAX_PARAMETER_LENGTH, TAG_ATTRIBUTES
+from pc_rag.pml.included import MAX_FILE_BYTES
+from pc_rag.pml.names import MAX_NAME_LENGTH, MAX_PATH_LENGTH, RESERVED_NAMES
 from pc_rag.pml.source import ENCODINGS
-from pc_rag.pml.tree import MAX_DEPTH
-from pc_rag.pml.validation import RESERVED_NAMES
+from pc_rag.pml.tree import MAX_ATTRIBUTES, MAX_DEPTH
 
 PAGE = (Path(__file__).parents[2] / "docs" / "pml.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```([a-z ]+)\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
@@ -54,6 +56,14 @@ def test_page_names_everything_when_rules_have_lists():
     """Tags, reserved names, encodings and limits of the code stand on the page."""
     for name in RESERVED_NAMES:
         assert f"`{name}`" in PAGE
+    for tag in TAG_ATTRIBUTES.values():
+        for attribute in (*tag.required, *tag.optional):
+            assert f"`{attribute}`" in PAGE
     for encoding in ENCODINGS:
         assert encoding.upper() in PAGE
     assert f"deeper than {MAX_DEPTH} levels" in PAGE
+    assert f"more than {MAX_ATTRIBUTES:,} attributes" in PAGE
+    assert f"from 1 to {MAX_PARAMETER_LENGTH:,}" in PAGE
+    assert f"UTF-8, of {MAX_FILE_BYTES:,} bytes at most" in PAGE
+    assert f"{MAX_NAME_LENGTH} characters at most" in PAGE
+    assert f"{MAX_PATH_LENGTH:,} characters at most" in PAGE

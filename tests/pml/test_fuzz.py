@@ -2,78 +2,85 @@
 
 from __future__ import annotations
 
-import random
 import time
+from random import Random
 
 import pytest
 
-from pc_rag import pml
-from pc_rag.errors import PMLError, PromptError
+from pc_rag.errors import SchemaError
+from pc_rag.pml import Import, Module, Prompt, Schema, Text, Turn
+from pc_rag.types import Role
+from tests.fuzz import pml_fuzz
+from tests.fuzz.pml_documents import random_document
 
-NUM_DOCUMENTS = 3_000
-SECONDS_ALLOWED = 20
+NUM_INPUTS = 5_000
 
-_PIECES = [
-    "<schema name='s'>", "</schema>", "<module name='a'>", "<module name='b'>", "</module>",
-    "<union>", "</union>", "<user>", "</user>", "<system>", "</system>", "<prompt schema='s'>",
-    "</prompt>", "<a>", "<a/>", "</a>", "<!--", "-->", "<![CDATA[", "]]>", "<?pi", "?>", "&amp;",
-    "&lt;", "&#65;", "&#0;", "&x;", "&", "<", ">", "'", '"', "=", "/", "\r\n", "\n", "  ", "\t",
-    "text", "中", "😀", "\ufeff", "\x00", "\ud800", "xmlns='u'", "xml:space='preserve'",
-    "<!DOCTYPE a>", "<?xml version='1.0'?>", "<parameter name='p' length='3'/>", "<x:y/>",
-]  # fmt: skip
-_SEED_DOCUMENT = (
-    '<?xml version="1.0"?><schema name="s"><system>You &amp; I</system><user>Hi <module name="a">'
-    '<!-- c -->text<union><module name="b"><![CDATA[<x>]]></module><module name="c">中</module>'
-    "</union></module></user></schema>"
+
+@pytest.fixture
+def parse(tmp_path):
+    """The parsers as the fuzz target has them."""
+    return pml_fuzz.parsers(pml_fuzz.make_root(tmp_path))
+
+
+def test_only_own_errors_are_raised_when_documents_are_random(parse):
+    """A short run of the fuzz target: all kinds of nodes are reached, nothing is broken."""
+    report = pml_fuzz.fuzz(NUM_INPUTS, 1, parse)
+    assert report.num_inputs == NUM_INPUTS
+    assert 0.1 < report.accepted_share < 0.9
+    assert report.node_kinds == {
+        "Import", "Module", "Parameter", "Prompt", "RoleBlock", "Scaffold", "Schema", "Text",
+        "Turn", "Union",
+    }  # fmt: skip
+
+
+def test_input_is_the_same_when_its_number_is():
+    """A failure can be run again alone."""
+    documents = [random_document(Random(f"0:{number}")) for number in range(200)]
+    assert documents == [random_document(Random(f"0:{number}")) for number in range(200)]
+    assert len(set(documents)) > 190
+
+
+def fail(_):
+    raise ValueError("not ours")
+
+
+def refuse_without_problems(_):
+    raise SchemaError(())
+
+
+def never_end(_):
+    end = time.process_time() + 1.1 * pml_fuzz.MAX_SECONDS
+    while time.process_time() < end:
+        pass
+
+
+def same_names(_):
+    return Schema("s", (Module("a"), Module("a")))
+
+
+def empty_text(_):
+    return Schema("s", (Text(""),))
+
+
+@pytest.mark.parametrize(
+    "broken", [fail, refuse_without_problems, never_end, same_names, empty_text]
 )
+def test_fuzzing_fails_when_a_parser_breaks_a_promise(parse, broken):
+    """The target sees foreign errors, endless work and malformed nodes, and names the input."""
+    with pytest.raises(pml_fuzz.FuzzFailure, match="input 7 of seed 0"):
+        pml_fuzz.fuzz(1, 0, (broken, parse[1]), first=7)
 
 
-def random_document(rng):
-    return "".join(rng.choice(_PIECES) for _ in range(rng.randrange(1, 25)))
-
-
-def mutated_document(rng):
-    document = list(_SEED_DOCUMENT)
-    for _ in range(rng.randrange(1, 6)):
-        place = rng.randrange(len(document))
-        match rng.randrange(4):
-            case 0:
-                document[place] = rng.choice(_PIECES)
-            case 1:
-                document.insert(place, rng.choice(_PIECES))
-            case 2:
-                del document[place : place + rng.randrange(1, 10)]
-            case _:
-                document[place] = chr(rng.randrange(0x250))
-    return "".join(document)
-
-
-def mutated_bytes(rng):
-    document = bytearray(mutated_document(rng).encode("utf-8", "surrogatepass"))
-    for _ in range(rng.randrange(3)):
-        document[rng.randrange(len(document))] = rng.randrange(256)
-    return bytes(document)
-
-
-def error_of(parse, document):
-    try:
-        parse(document)
-    except (PMLError, PromptError) as error:
-        return error
-    return None
-
-
-@pytest.mark.parametrize("make", [random_document, mutated_document, mutated_bytes])
-def test_only_own_errors_are_raised_when_documents_are_random(make):
-    """Thousands of random and mutated documents parse or are refused, in bounded time."""
-    rng = random.Random(make.__name__)
-    start = time.process_time()
-    errors = [
-        error
-        for document in (make(rng) for _ in range(NUM_DOCUMENTS))
-        for parse in (pml.parse_schema, pml.parse_prompt)
-        if (error := error_of(parse, document)) is not None
-    ]
-    assert time.process_time() - start < SECONDS_ALLOWED
-    assert len(errors) > NUM_DOCUMENTS
-    assert all(error.problems and str(error) for error in errors)
+@pytest.mark.parametrize(
+    "child",
+    [
+        Text(""),
+        Import("1"),
+        Import("a", arguments={"b c": ""}),
+        Turn(Role.USER, (Import("a", (Turn(Role.USER),)),)),
+    ],
+)
+def test_fuzzing_fails_when_a_prompt_is_malformed(parse, child):
+    """Texts, paths, arguments and turns are looked at."""
+    with pytest.raises(pml_fuzz.FuzzFailure):
+        pml_fuzz.fuzz(1, 0, (parse[0], lambda _: Prompt("s", (child,))))

@@ -7,8 +7,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pc_rag import pml
-from pc_rag.errors import PMLError, SchemaError
-from pc_rag.pml import Import, Module, Prompt, RoleBlock, Schema, Text, Union
+from pc_rag.errors import PMLError, PromptError, SchemaError
+from pc_rag.pml import (
+    Import,
+    Module,
+    Parameter,
+    Prompt,
+    RoleBlock,
+    Scaffold,
+    Schema,
+    Text,
+    Turn,
+    Union,
+)
 from pc_rag.types import Role
 from tests.support.pml_strategies import schemas, schemas_with_prompts, to_xml
 
@@ -51,6 +62,111 @@ def test_every_node_is_there_when_a_prompt_is_parsed():
     )
     plan = Import("plan", (Text("with "), Import("rome.v2"), Text(" first")))
     assert prompt == Prompt("travel", (Text("Now: "), plan, Import("union"), Text("What?")))
+
+
+def test_parameters_are_there_when_a_schema_declares_them():
+    """Both tags take both spellings of the length; defaults are those of the reference."""
+    schema = pml.parse_schema(
+        '<schema name="s">for<param name="days" len="5"/>.<user>In <parameter name="city" '
+        'length="1000000" scaffold="a &lt;city&gt;" default="Rome,&#10;&#9;&quot;IT&quot;" '
+        'pad="space"/></user><module name="m"><param name="days" length="1" pad="none" '
+        'default=""/></module>'
+        '<parameter name="schema_" len="2"/></schema>'
+    )
+    city = Parameter(
+        name="city",
+        max_tokens=1_000_000,
+        scaffold="a <city>",
+        default='Rome,\n\t"IT"',
+        pads_with_space=True,
+    )
+    assert schema.children == (
+        Text("for"),
+        Parameter(name="days", max_tokens=5),
+        Text("."),
+        RoleBlock(Role.USER, (Text("In "), city)),
+        Module("m", (Parameter(name="days", max_tokens=1, default=""),)),
+        Parameter(name="schema_", max_tokens=2),
+    )
+
+
+def test_scaffolds_are_there_when_a_schema_declares_them():
+    """Their members hold text, parameters and turns; unions name a member of theirs."""
+    schema = pml.parse_schema(
+        '<schema name="s"><scaffold name="both">\n<module name="a">A<param name="p" len="1"/>'
+        '</module> <module name="b"><user>B</user></module></scaffold>'
+        '<union scaffold="d"><module name="c"/><module name="d"/></union></schema>'
+    )
+    a = Module("a", (Text("A"), Parameter(name="p", max_tokens=1)))
+    b = Module("b", (RoleBlock(Role.USER, (Text("B"),)),))
+    union = Union((Module("c"), Module("d")), scaffold="d")
+    assert schema.children == (Scaffold("both", (a, b)), union)
+
+
+def test_modules_are_uncached_when_one_around_them_is():
+    """What an uncached module holds is not stored either, through unions and turns."""
+    schema = pml.parse_schema(
+        '<schema name="s"><module name="a" cache="false">x<user><union><module name="b"/></union>'
+        '</user><module name="c" cache="false"/></module><module name="d" cache="true"/>'
+        '<module name="e"/></schema>'
+    )
+    union = Union((Module("b", is_cached=False),))
+    turn, c = RoleBlock(Role.USER, (union,)), Module("c", is_cached=False)
+    a = Module("a", (Text("x"), turn, c), is_cached=False)
+    assert schema.children == (a, Module("d"), Module("e"))
+
+
+def test_arguments_and_turns_are_there_when_a_prompt_has_them():
+    """Attributes are arguments; tags of roles are turns; tags may be paths."""
+    prompt = pml.parse_prompt(
+        '<prompt schema="s" days="3" name="x"><system>Be <tone xml:space="preserve"/></system>'
+        '<trip.v2.rome schema="y" city="a &amp;&#10;b" days=""><user>Hi</user></trip.v2.rome>'
+        "</prompt>"
+    )
+    assert prompt == Prompt(
+        "s",
+        (
+            Turn(Role.SYSTEM, (Text("Be "), Import("tone"))),
+            Import(
+                "trip.v2.rome",
+                (Turn(Role.USER, (Text("Hi"),)),),
+                arguments={"schema": "y", "city": "a &\nb", "days": ""},
+            ),
+        ),
+        arguments={"days": "3", "name": "x"},
+    )
+    assert prompt.children[1].arguments == {"schema": "y", "city": "a &\nb", "days": ""}
+    assert prompt.arguments == {"days": "3", "name": "x"}
+
+
+def test_places_are_real_when_the_new_nodes_are_located():
+    """Parameters, scaffolds and turns have the place of their tag."""
+    schema = pml.parse_schema(
+        '<schema name="s">\n ä<param name="p" len="1"/>\n  <scaffold name="x"><module name="a"/>'
+        '<module name="b"/></scaffold>\n</schema>'
+    )
+    (turn,) = pml.parse_prompt('<prompt schema="s">\n <user>x</user></prompt>').children
+    _, parameter, scaffold = schema.children
+    assert (parameter.location.line, parameter.location.column) == (2, 3)
+    assert (scaffold.location.line, scaffold.location.column) == (3, 3)
+    assert (scaffold.members[1].location.line, scaffold.members[1].location.column) == (3, 40)
+    assert (turn.location.line, turn.location.column) == (2, 2)
+
+
+@pytest.mark.parametrize("quote", ["'", '"'])
+@pytest.mark.parametrize(
+    "document", ["<prompt schema='s' {}/>", "<prompt schema='s'><a {}/></prompt>"]
+)
+def test_line_breaks_are_located_when_values_hold_them(document, quote):
+    """XML would turn them into spaces; each attribute is named at its first one (pitfall 12)."""
+    other = '"' if quote == "'" else "'"
+    values = f"x={quote}{other}>\n\t{quote}  y = {quote}1\t2\n{quote}\nz={quote}&#10;&#9;{quote}"
+    document = document.format(values)
+    with pytest.raises(PromptError) as caught:
+        pml.parse_prompt(document)
+    column = document.index("\n") + 1
+    found = [(p.line, p.column, p.message[:13]) for p in caught.value.problems]
+    assert found == [(1, column, "attribute 'x'"), (2, 11, "attribute 'y'")]
 
 
 @pytest.mark.parametrize(

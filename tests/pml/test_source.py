@@ -8,9 +8,9 @@ import tracemalloc
 import pytest
 
 from pc_rag import pml
-from pc_rag.errors import PMLSyntaxError
+from pc_rag.errors import PMLSyntaxError, PromptError
 from pc_rag.pml import Text
-from pc_rag.pml.tree import MAX_DEPTH
+from pc_rag.pml.tree import MAX_ATTRIBUTES, MAX_DEPTH
 
 BILLION_LAUGHS = (
     '<?xml version="1.0"?>\n<!DOCTYPE schema [<!ENTITY a "lol">'
@@ -111,6 +111,21 @@ def test_depth_is_limited_when_elements_nest(num_levels):
         assert str(MAX_DEPTH) in problem.message
 
 
+@pytest.mark.parametrize("num_attributes", [MAX_ATTRIBUTES, MAX_ATTRIBUTES + 1, 100_000])
+def test_attributes_are_counted_when_there_are_many(num_attributes):
+    """The limit is exact; beyond it they are not read at all, which would take minutes."""
+    arguments = "".join(f' a{i}="\n"' for i in range(num_attributes - 1))
+    start = time.process_time()
+    with pytest.raises((PMLSyntaxError, PromptError)) as caught:
+        pml.parse_prompt(f"<prompt schema='s'{arguments}/>")
+    assert time.process_time() - start < 5
+    if num_attributes <= MAX_ATTRIBUTES:
+        assert len(caught.value.problems) == num_attributes - 1
+    else:
+        (problem,) = caught.value.problems
+        assert f"has {num_attributes:,} attributes; at most 1,000" in problem.message
+
+
 def test_namespaces_are_refused_when_declared():
     """Every declaration is named."""
     problems = refused(
@@ -157,10 +172,21 @@ def test_text_is_refused_when_it_is_larger_than_the_parser_allows():
     assert "10,000,000 bytes" in problem.message
 
 
-@pytest.mark.parametrize("piece", ["<!-- c -->x", "<?p?>x", '<module name="m{}"/>', "x\n"])
+@pytest.mark.parametrize(
+    "piece",
+    [
+        "<!-- c -->x",
+        "<?p?>x",
+        '<module name="m{}"/>',
+        "x\n",
+        '<param name="p{}" len="3"/>x',
+        "<user>x</user>",
+        '<scaffold name="s{0}"><module name="a{0}"/><module name="b{0}"/></scaffold>',
+    ],
+)
 def test_time_is_linear_when_a_document_repeats(piece):
     """No pass over a document is quadratic: 50,000 repetitions stay under seconds."""
-    body = "".join(piece.format(i) for i in range(50_000))
+    body = "".join(piece.format(i) for i in range(50_000 // max(1, piece.count("name="))))
     start = time.process_time()
     pml.parse_schema(f'<schema name="s">{body}</schema>')
     assert time.process_time() - start < 5

@@ -42,6 +42,45 @@ def test_layout_is_dropped_when_text_is_indented(body, texts):
     assert body_of(body) == texts
 
 
+P = '<param name="p{}" len="1"/>'
+
+
+@pytest.mark.parametrize(
+    ("body", "texts"),
+    [
+        (f"for{P}.", ["for", "."]),
+        (f"for {P} days", ["for ", " days"]),
+        (f"\n    for {P}\n    days\n", ["for ", "days\n"]),
+        (f"\n    for\n    {P}. Given\n    that\n", ["for\n", ". Given\nthat\n"]),
+        (f"\n    {P}\n  ", []),
+        (f"{P} {P}", []),
+        (f"{P}, {P}", [", "]),
+        (f"{P}\n", []),
+        (f"a{P}<!-- c -->b", ["a", "b"]),
+    ],
+)
+def test_text_around_a_parameter_is_kept_when_it_is_visible(body, texts):
+    """A parameter is a tag like others: text stops in front of it and goes on behind it."""
+    num_parameters = body.count("{}")
+    for index in range(num_parameters):
+        body = body.replace("{}", str(index), 1)
+    assert body_of(body) == texts
+
+
+@pytest.mark.parametrize("space", [" ", "\n", "\t \n"])
+def test_space_between_parameters_is_kept_when_it_is_preserved(space):
+    """Two arguments with one space between them take xml:space="preserve"."""
+    body = f"{P.format(1)}{space}{P.format(2)}"
+    schema = pml.parse_schema(f'<schema name="s" xml:space="preserve">{body}</schema>')
+    assert schema.children[1] == Text(space)
+
+
+def test_turn_ends_without_line_break_when_it_stands_in_a_prompt():
+    """Turns of prompts are as those of schemas."""
+    prompt = pml.parse_prompt('<prompt schema="s">\n  <user>\n  Why?\n  </user>\n</prompt>')
+    assert [turn.children for turn in prompt.children] == [(Text("Why?"),)]
+
+
 def test_code_keeps_its_shape_when_it_begins_behind_the_tag():
     """The first line has the indentation of the line its tag stands on."""
     assert body_of("class A:\n        x = 1\n", indent="    ") == ["class A:\n    x = 1\n"]
