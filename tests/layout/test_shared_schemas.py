@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from pc_rag.errors import SchemaError
 from pc_rag.layout import RowKind, lay_out, layout_rows, plan_prompt
-from pc_rag.pml import parse_prompt, parse_schema, read_schema
-from pc_rag.types import HitKind, ModuleKey, PositionPolicy, Visibility
+from pc_rag.pml import parse_prompt, read_schema
+from pc_rag.types import HitKind, ModuleKey, PositionPolicy, Span, Visibility
 from tests.support.char_encoder import CharEncoder, decode
 
 BOOKSTORE = "code_generation_bookstore.xml"
@@ -82,8 +81,7 @@ def test_code_keeps_its_shape_when_it_is_a_module(shared_schema):
 
 def test_layout_is_golden_when_traits_are_unions(shared_schema):
     """Six unions of traits, each reserving its longest; one token a character."""
-    document = shared_schema(PERSONA).read_text(encoding="utf-8")
-    schema = parse_schema(document.replace(' scaffold="default"', ""))
+    schema = read_schema(shared_schema(PERSONA))
     layout = lay_out(schema, CharEncoder(), visibility=Visibility.PREFIX)
     assert golden(layout, max_depth=1) == [
         ("persona", 0, 6678, 6678),
@@ -104,17 +102,54 @@ def test_layout_is_golden_when_traits_are_unions(shared_schema):
     ]
 
 
-@pytest.mark.parametrize(
-    ("name", "problems"),
-    [
-        (PARAMETERIZED, {14: "<parameter> is not supported", 21: "<parameter> is not supported"}),
-        (PERSONA, {333: "attribute 'scaffold' of <union> is not supported"}),
-    ],
-)
-def test_schema_is_refused_by_name_when_it_uses_what_comes_later(shared_schema, name, problems):
-    """Each use is located, so that nothing is silently ignored."""
-    with pytest.raises(SchemaError) as caught:
-        read_schema(shared_schema(name))
-    found = {problem.line: problem.message for problem in caught.value.problems}
-    assert found.keys() == problems.keys()
-    assert all(found[line].startswith(problems[line]) for line in problems)
+def test_layout_is_golden_when_modules_have_parameters(shared_schema):
+    """Placeholders count as what they reserve, and cost no entry; one token a character."""
+    schema = read_schema(shared_schema(PARAMETERIZED))
+    layout = lay_out(schema, CharEncoder(), visibility=Visibility.PREFIX)
+    rows = layout_rows(layout)
+    assert [
+        (str(row.kind), row.path, row.name, row.span.start, row.span.end, row.num_entries)
+        for row in rows
+        if row.depth <= 5 and row.kind is not RowKind.TEXT
+    ][:9] == [
+        ("schema", "travel", "travel", 0, 993, 13),
+        ("module", "travel-plan", "travel-plan", 290, 882, 11),
+        ("parameter", "travel-plan", "duration", 347, 352, 0),
+        ("union", "travel-plan", "", 354, 882, 10),
+        ("module", "travel-plan.domestic", "domestic", 354, 694, 1),
+        ("parameter", "travel-plan.domestic", "city", 457, 467, 0),
+        ("module", "travel-plan.overseas", "overseas", 354, 882, 9),
+        ("union", "travel-plan.overseas", "", 463, 882, 8),
+        ("module", "travel-plan.overseas.maldives", "maldives", 463, 874, 1),
+    ]
+    assert (rows[0].num_tokens, len(rows)) == (4065, 29)
+
+
+@pytest.mark.parametrize("policy", list(PositionPolicy))
+def test_trip_is_planned_when_a_prompt_gives_arguments(shared_schema, policy):
+    """By a path and by nested imports alike; positions behind an argument stay."""
+    layout = lay_out(
+        read_schema(shared_schema(PARAMETERIZED)), CharEncoder(), visibility=Visibility.PREFIX
+    )
+    bodies = (
+        '<travel-plan duration=" 3 d"><overseas><tokyo/></overseas></travel-plan>',
+        '<travel-plan duration=" 3 d"/><travel-plan.overseas.tokyo/>',
+    )
+    nested, path = (
+        plan_prompt(
+            layout,
+            parse_prompt(f'<prompt schema="travel">{body}Go.</prompt>'),
+            CharEncoder(),
+            policy=policy,
+            entry_key=lambda index: ModuleKey(str(index)),
+            max_position=None,
+        )
+        for body in bodies
+    )
+    assert nested == path
+    head, before, argument, behind, *_ = nested.parts
+    assert (head.hit_kind, before.hit_kind) == (HitKind.EXACT, HitKind.EXACT)
+    assert decode(before.token_ids).endswith("for the duration of")
+    assert (decode(argument.token_ids), argument.span) == (" 3 d", Span(347, 351))
+    assert decode(behind.token_ids).startswith(".")
+    assert behind.span.start == 352
