@@ -163,6 +163,11 @@ class FirstTurns(CharEncoder):
         (BARE, [turn(SYSTEM, "x"), Text("y")], "D<system>x</system><user>y</user>"),
         (BARE, [Text("x"), turn(USER, A)], "D<user>x</user><user>aaa</user>"),
         (CHAT, [turn(USER, A)], "D<system>Sys</system><user>aaa</user><user>Inout</user>"),
+        (
+            Schema("s", (module("a"), RoleBlock(USER, (Text("In"),)))),
+            [turn(SYSTEM, A)],
+            "<system>aaa</system>D<user>In</user>",
+        ),
         (Schema("s", (module("t", RoleBlock(USER, (Text("T"),))), module("a"))), [Text("x"), A],
          "D<user>x</user>aaa"),
         (Schema("s", (module("t", RoleBlock(USER, (Text("T"),))), module("a"))),
@@ -170,7 +175,7 @@ class FirstTurns(CharEncoder):
     ],
 )  # fmt: skip
 def test_first_turn_is_told_when_a_prompt_opens_it(schema, children, text):
-    """Templates that add a default system text do it once, before the first turn there is."""
+    """A default system text is read once: with the schema's first turn, else with the prompt's."""
     plan = plan_of(schema, Prompt("s", tuple(children)), encoder=FirstTurns(has_bos=False))
     assert text_of(plan) == f"{text}<generate>"
 
