@@ -78,3 +78,10 @@ def test_path_is_refused_when_it_does_not_fit(children, message):
     (problem,) = problems_of(SCHEMA, Prompt("s", tuple(placed)))
     assert message in problem.message
     assert problem.line == 9
+
+
+def test_name_wins_when_a_path_reads_the_same():
+    """The markup refuses such schemas; nodes of a program's own are not misread."""
+    inner = Module("a", (Module("b", (Text("nested"),)),))
+    schema = Schema("s", (inner, Module("a.b", (Text("named"),))))
+    assert text_of(plan_of(schema, Prompt("s", (node("a.b"), Text("."))))) == "named."
