@@ -111,7 +111,7 @@ def _result(path: Path, kind: str, name: str) -> dict[str, Any]:
 def _layout_table(rows: Sequence[LayoutRow]) -> Table:
     table = Table(box=None, pad_edge=False)
     table.add_column("node")
-    for column in ("span", "reserved", "tokens"):
+    for column in ("span", "reserved", "tokens", "entries"):
         table.add_column(column, justify="right", no_wrap=True)
     for row in rows:
         table.add_row(
@@ -119,5 +119,6 @@ def _layout_table(rows: Sequence[LayoutRow]) -> Table:
             f"[{row.span.start}, {row.span.end})",
             f"{row.num_reserved}",
             f"{row.num_tokens}",
+            f"{row.num_entries}",
         )
     return table

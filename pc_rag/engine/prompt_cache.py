@@ -157,21 +157,27 @@ class PromptCache:
         engine._owns_store = not is_lent
         return engine
 
-    def add_schema(self, schema: Schema | Path | str) -> SchemaLayout:
+    def add_schema(
+        self, schema: Schema | Path | str, *, src_root: Path | str | None = None
+    ) -> SchemaLayout:
         """Take in a schema: lay it out and encode every module that is not stored yet.
 
         Args:
             schema: A parsed schema, a file of PML, or PML itself.
+            src_root: Folder below which ``src`` attributes name files; without one they are
+                refused. Of no use to a parsed schema, whose files have been read.
 
         Returns:
             Where its modules lie. A later schema of the same name takes its place.
 
         Raises:
-            PMLError: The document is not a valid schema; all problems at once.
+            PMLError: The document is not a valid schema, or a text of a parameter has more tokens
+                than it reserves; all problems at once.
+            LayoutError: The schema reserves more position IDs than the model has.
             StoreFull: The store has no room for its modules.
         """
         self._machinery.endings.do_deferred()  # what they lease has to stay in the store
-        return self._schemas.add(schema)
+        return self._schemas.add(schema, src_root=src_root)
 
     def prefetch(self, schema: str, paths: Collection[str] | None = None) -> Future[int]:
         """Announce the use of a schema: bring its entries into the nearest tier, in the background.

@@ -58,9 +58,11 @@ class SchemaRegistry:
         self._known: dict[str, _Known] = {}
         self._lock = Lock()
 
-    def add(self, schema: Schema | Path | str) -> SchemaLayout:
+    def add(
+        self, schema: Schema | Path | str, *, src_root: Path | str | None = None
+    ) -> SchemaLayout:
         """See ``PromptCache.add_schema``."""
-        schema = _checked(schema)
+        schema = _checked(schema, src_root)
         machinery = self._machinery
         layout = lay_out(schema, machinery.text_encoder, visibility=machinery.config.visibility)
         if layout.span.end > machinery.max_position:
@@ -127,10 +129,10 @@ class SchemaRegistry:
         return recipes
 
 
-def _checked(schema: Schema | Path | str) -> Schema:
+def _checked(schema: Schema | Path | str, src_root: Path | str | None) -> Schema:
     """A schema that keeps the rules of the markup."""
     if isinstance(schema, Path):
-        return read_schema(schema)
+        return read_schema(schema, src_root=src_root)
     if isinstance(schema, str):
-        return parse_schema(schema)
+        return parse_schema(schema, src_root=src_root)
     return schema

@@ -5,6 +5,8 @@ from __future__ import annotations
 from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
+from pc_rag.pml.names import shorten
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
@@ -46,9 +48,9 @@ def check_arguments(
             )
         elif len(token_ids) > parameter.max_tokens:
             problems.append(
-                f"argument {parameter.name}={text!r} of {holder} has {len(token_ids)} tokens, the "
-                f"parameter holds {parameter.max_tokens}; shorten it by "
-                f"{len(token_ids) - parameter.max_tokens}"
+                f"argument {parameter.name}={shorten(text or '')!r} of {holder} has "
+                f"{len(token_ids)} tokens, the parameter holds {parameter.max_tokens}; shorten it "
+                f"by {len(token_ids) - parameter.max_tokens}"
             )
             token_ids = None
         token_ids = token_ids or ()

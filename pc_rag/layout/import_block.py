@@ -22,7 +22,7 @@ class Block:
 
     Attributes:
         items: What it holds.
-        path: Of its module; empty for the schema.
+        holder: The schema, module or scaffold, for messages.
         starts_in_role: It lies in a turn as a whole.
         is_in_role: The place of the next text lies in a turn.
         arguments: Tokens for its parameters, by name.
@@ -37,7 +37,7 @@ class Block:
     def __init__(
         self,
         items: tuple[Item, ...],
-        path: str,
+        holder: str,
         *,
         location: Location,
         is_in_role: bool,
@@ -46,7 +46,7 @@ class Block:
         imports_all: bool = False,
     ) -> None:
         self.items = items
-        self.path = path
+        self.holder = holder
         self.location = location
         self.is_in_role = is_in_role
         self.starts_in_role = starts_in_role
@@ -100,8 +100,7 @@ def conflict(block: Block, node: Import, target: Target) -> str:
 
 def unknown(block: Block, node: Import, layout: SchemaLayout) -> str:
     """What to say of an import that names nothing, and what to write."""
-    where = f"module {block.path!r}" if block.path else f"schema {layout.name!r}"
-    message = f"{where} has no module {node.name!r}"
+    message = f"{block.holder} has no module {node.name!r}"
     paths = [names for names in _paths(layout.items, ()) if names[-1] == node.name]
     if paths:
         opened = "".join(f"<{name}>" for name in paths[0][:-1])

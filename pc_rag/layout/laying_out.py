@@ -25,6 +25,7 @@ from pc_rag.layout.schema_layout import (
     SchemaLayout,
     UnionLayout,
 )
+from pc_rag.pml.names import shorten
 from pc_rag.pml.nodes import Module, Parameter, RoleBlock, Scaffold, Text, Union
 from pc_rag.types import Role, Span, TokenIds, Visibility
 
@@ -181,8 +182,9 @@ class _LayoutBuilder:
         token_ids = self._encoder.encode_text(text)
         if len(token_ids) > parameter.max_tokens:
             message = (
-                f"{what}={text!r} of parameter {parameter.name!r} has {len(token_ids)} tokens, "
-                f"the parameter holds {parameter.max_tokens}; shorten it, or raise the length"
+                f"{what}={shorten(text)!r} of parameter {parameter.name!r} has {len(token_ids)} "
+                f"tokens, the parameter holds {parameter.max_tokens}; shorten it, or raise the "
+                "length"
             )
             place = parameter.location
             self.problems.append(Problem(place.line, place.column, message))

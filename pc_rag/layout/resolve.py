@@ -10,7 +10,7 @@ from pc_rag.errors import Problem
 from pc_rag.layout.arguments import check_arguments
 from pc_rag.layout.import_block import Block, conflict, unknown
 from pc_rag.layout.import_paths import nest_paths
-from pc_rag.layout.schema_layout import ModuleLayout, RunItem, ScaffoldLayout
+from pc_rag.layout.schema_layout import ANONYMOUS_LABEL, ModuleLayout, RunItem, ScaffoldLayout
 from pc_rag.layout.steps import ArgumentStep, RunStep, Step, TextStep, finish_steps
 from pc_rag.pml.nodes import Import, Text, Turn
 from pc_rag.types import Role, Span
@@ -82,7 +82,8 @@ class _Resolver:
         self._layout = layout
         self._encoder = encoder
         self._uses_turns = uses_turns
-        self._turn: Turn | None = None  # of the prompt, around what is being added
+        self._turn: Turn | None = None  # of the prompt, that was opened and not closed yet
+        self._blamed: Text | Turn | None = None  # the last turn that was reported
         self.steps: list[Step] = []
         self.joints: dict[int, tuple[int, int]] = {}
         self.problems: list[Problem] = []
@@ -90,11 +91,17 @@ class _Resolver:
     def report(self, location: Location, message: str) -> None:
         self.problems.append(Problem(location.line, location.column, message))
 
+    def _blame(self, turn: Text | Turn, message: str) -> None:
+        """Report a turn that lies wrongly, once."""
+        if turn is not self._blamed:
+            self.report(turn.location, message)
+        self._blamed = turn
+
     def root_block(self, prompt: Prompt) -> None:
         holder, place = f"schema {self._layout.name!r}", prompt.location
         block = Block(
             self._layout.items,
-            "",
+            holder,
             location=place,
             is_in_role=self._layout.ends_in_user_turn,
             starts_in_role=False,
@@ -132,7 +139,7 @@ class _Resolver:
         holder = f"module {module.path!r}"
         block = Block(
             module.items,
-            module.path,
+            holder,
             location=location,
             is_in_role=module.is_in_role,
             starts_in_role=module.is_in_role,
@@ -145,7 +152,7 @@ class _Resolver:
         holder = f"scaffold {scaffold.path!r}"
         block = Block(
             scaffold.members,
-            scaffold.path,
+            holder,
             location=node.location,
             is_in_role=is_in_role,
             starts_in_role=is_in_role,
@@ -183,14 +190,14 @@ class _Resolver:
     def _check_trailing(self, block: Block) -> None:
         if block.trailing:
             turn = block.trailing[0]
-            self.report(turn.location, _in_turn("this turn", "move it behind the last import"))
+            self._blame(turn, _in_turn("this turn", "move it behind the last import"))
             block.trailing.clear()
 
     def _add_turn(self, block: Block, turn: Turn, waiting: list[_Waiting]) -> None:
         """Add a turn that holds imports: it begins where its first text or import goes."""
         if self._turn is not None:
-            self.report(turn.location, _in_turn("this turn", "close the one around it first"))
-        around, self._turn = self._turn, turn
+            self._blame(turn, _in_turn("this turn", "close the one around it first"))
+        around = self._turn
         opening = _Opening(turn)
         waiting.append(opening)
         for child in nest_paths(turn.children, block.targets):
@@ -198,10 +205,10 @@ class _Resolver:
                 case Import():
                     self._add_import(block, child, waiting)
                 case Turn():
-                    self.report(child.location, _in_turn("this turn", "close the one around it"))
+                    self._blame(child, _in_turn("this turn", "close the one around it"))
                 case Text() if block.taken:
                     if opening in waiting and block.is_in_role:
-                        self.report(turn.location, _in_turn("this turn", "move its text out of it"))
+                        self._blame(turn, _in_turn("this turn", "move its text out of it"))
                     self._add_waiting([*waiting, child], is_in_role=True)
                     waiting.clear()
                 case Text():
@@ -228,12 +235,12 @@ class _Resolver:
         is_in_role = (
             target.node if isinstance(target.node, ModuleLayout) else target.node.members[0]
         ).is_in_role
-        if self._turn is not None and is_in_role:
-            what = f"module {node.name!r}"
-            self.report(node.location, _in_turn(what, "import it outside of the prompt's turns"))
         self._add_items(block, target.places[0][0])
         self._add_waiting(waiting, is_in_role=is_in_role)
         waiting.clear()
+        if self._turn is not None and is_in_role:
+            what = f"module {node.name!r}"
+            self.report(node.location, _in_turn(what, "import it outside of the prompt's turns"))
         block.taken |= dict.fromkeys(target.places, node)
         block.is_in_role = is_in_role
         self._add_inside(target.node, node)
@@ -268,9 +275,10 @@ class _Resolver:
     def _add_run(self, block: Block, index: int) -> None:
         run = self._layout.runs[index]
         if self._turn is not None and run.has_turns:
-            what = f"module {block.path!r}" if block.path else "text of the schema inside this turn"
-            self.report(
-                self._turn.location,
+            is_anonymous = run.label == ANONYMOUS_LABEL
+            what = "text of the schema inside this turn" if is_anonymous else block.holder
+            self._blame(
+                self._turn,
                 f"{what} has turns of its own, and no turn lies inside another; close this turn "
                 "before it",
             )
@@ -281,21 +289,20 @@ class _Resolver:
         self.steps += sorted(pieces, key=lambda step: step.rows.start)  # type: ignore[union-attr]
 
     def _add_waiting(self, waiting: list[_Waiting], *, is_in_role: bool) -> None:
-        # What stands in front of an opening waits for the same import, but outside of the turn.
-        is_inside = self._turn is not None and not any(isinstance(w, _Opening) for w in waiting)
         for each in waiting:
+            is_inside = is_in_role or self._turn is not None
             match each:
                 case Text(text=text):
-                    self._add_text(text, is_in_role=is_in_role or is_inside)
+                    self._add_text(text, is_in_role=is_inside)
                 case _Opening(turn=turn):
                     self.steps.append(TextStep((), opens=turn.role))
-                    is_inside = True
+                    self._turn = turn
                 case Turn():
-                    self._add_text_turn(each, is_in_role=is_in_role or is_inside)
+                    self._add_text_turn(each, is_in_role=is_inside)
 
     def _add_text_turn(self, turn: Turn, *, is_in_role: bool) -> None:
         if is_in_role:
-            self.report(turn.location, _in_turn("this turn", "move it behind the last import"))
+            self._blame(turn, _in_turn("this turn", "move it behind the last import"))
         texts = [child.text for child in turn.children if isinstance(child, Text)]
         token_ids = tuple(i for text in texts for i in self._encoder.encode_text(text))
         self._add_whole_turn(turn.role, token_ids)

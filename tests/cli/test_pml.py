@@ -104,7 +104,7 @@ def test_layout_is_a_tree_when_it_is_for_people(file, tiny_model_folder):
     done = run("pml", "layout", file(SCHEMA), "--model", tiny_model_folder)
     assert done.exit_code == 0
     lines = done.stdout.splitlines()
-    assert lines[0].split() == ["node", "span", "reserved", "tokens"]
+    assert lines[0].split() == ["node", "span", "reserved", "tokens", "entries"]
     assert lines[1].startswith("schema trip")
     assert any(line.startswith("    module rome") for line in lines)
     assert "[0, " in lines[1]

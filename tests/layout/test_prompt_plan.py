@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from pc_rag.errors import LayoutError, PromptError
-from pc_rag.layout import Cached, lay_out, plan_prompt
-from pc_rag.pml import parse_prompt, parse_schema
-from pc_rag.types import ModuleKey, PositionPolicy, Visibility
+from pc_rag.errors import LayoutError
+from pc_rag.types import PositionPolicy, Visibility
 from tests.support.char_encoder import CharEncoder, decode
+from tests.support.plans import plan_of, problems_of, shown
 
 PLAIN = (
     '<schema name="s">head<union><module name="a">aaaa</module>'
@@ -19,46 +18,6 @@ CHAT = (
     '<schema name="s"><system>Sys</system><user>In<union><module name="a">aaaa</module>'
     '<module name="b">bb</module></union></user></schema>'
 )
-
-
-def plan_of(
-    schema,
-    body,
-    *,
-    policy=PositionPolicy.PACKED,
-    visibility=Visibility.PREFIX,
-    max_position=None,
-    has_bos=False,
-    name="s",
-):
-    encoder = CharEncoder(has_bos=has_bos)
-    layout = lay_out(parse_schema(schema), encoder, visibility=visibility)
-    return plan_prompt(
-        layout,
-        parse_prompt(f'<prompt schema="{name}">{body}</prompt>', source="p.xml"),
-        encoder,
-        policy=policy,
-        entry_key=lambda index: ModuleKey(f"key {index}"),
-        max_position=max_position,
-    )
-
-
-def shown(plan):
-    """Parts as (kind, text, first position)."""
-    return [
-        (
-            str(part.hit_kind) if isinstance(part, Cached) else str(part.kind),
-            decode(part.token_ids),
-            part.span.start,
-        )
-        for part in plan.parts
-    ]
-
-
-def problems_of(schema, body, **options):
-    with pytest.raises(PromptError) as caught:
-        plan_of(schema, body, **options)
-    return caught.value.problems
 
 
 def test_spans_follow_each_other_when_packed():
@@ -149,7 +108,7 @@ def test_hit_is_composed_when_text_hides_in_the_gap_before_it():
 
 def test_question_joins_the_turn_when_it_stands_behind_an_import():
     """Closers come behind the question and are fresh, the assistant's turn is opened."""
-    assert shown(plan_of(CHAT, "<b/> Why?", has_bos=True)) == [
+    assert shown(plan_of(CHAT, "<b/> Why?", encoder=CharEncoder())) == [
         ("exact", "<bos><system>Sys</system><user>In", 0),
         ("exact", "bb", 9),
         ("text", " Why?", 11),

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from pc_rag.layout import RowKind, lay_out, layout_rows, plan_prompt
 from pc_rag.pml import parse_prompt, read_schema
-from pc_rag.types import HitKind, ModuleKey, PositionPolicy, Visibility
+from pc_rag.types import HitKind, ModuleKey, PositionPolicy, Span, Visibility
 from tests.support.char_encoder import CharEncoder, decode
 from tests.support.shared_schemas import BOOKSTORE, PARAMETERIZED, PERSONA
 
@@ -81,22 +83,54 @@ def test_layout_is_golden_when_traits_are_unions(shared_schema):
     ]
 
 
-def test_layout_is_golden_when_texts_hold_parameters(shared_schema):
-    """A union in a member of a union; each parameter reserves its length; one token a character."""
+def test_layout_is_golden_when_modules_have_parameters(shared_schema):
+    """Placeholders count as what they reserve, and cost no entry; one token a character."""
     schema = read_schema(shared_schema(PARAMETERIZED))
     layout = lay_out(schema, CharEncoder(), visibility=Visibility.PREFIX)
-    assert golden(layout, max_depth=3) == [
-        ("travel", 0, 993, 993),
-        ("travel-plan", 290, 882, 592),
-        ("travel-plan.domestic", 354, 694, 528),
-        ("travel-plan.overseas", 354, 882, 528),
+    rows = layout_rows(layout)
+    assert [
+        (str(row.kind), row.path, row.name, row.span.start, row.span.end, row.num_entries)
+        for row in rows
+        if row.depth <= 5 and row.kind is not RowKind.TEXT
+    ][:9] == [
+        ("schema", "travel", "travel", 0, 993, 13),
+        ("module", "travel-plan", "travel-plan", 290, 882, 11),
+        ("parameter", "travel-plan", "duration", 347, 352, 0),
+        ("union", "travel-plan", "", 354, 882, 10),
+        ("module", "travel-plan.domestic", "domestic", 354, 694, 1),
+        ("parameter", "travel-plan.domestic", "city", 457, 467, 0),
+        ("module", "travel-plan.overseas", "overseas", 354, 882, 9),
+        ("union", "travel-plan.overseas", "", 463, 882, 8),
+        ("module", "travel-plan.overseas.maldives", "maldives", 463, 874, 1),
     ]
-    parameters = [row for row in layout_rows(layout) if row.kind is RowKind.PARAMETER]
-    assert [(row.name, row.path, row.span.start, row.span.end) for row in parameters] == [
-        ("duration", "travel-plan", 347, 352),
-        ("city", "travel-plan.domestic", 457, 467),
-    ]
-    cities = [row for row in golden(layout, max_depth=5) if row[0].count(".") == 2]
-    assert len(cities) == 8
-    assert {(start, num_reserved) for _, start, _, num_reserved in cities} == {(463, 419)}
-    assert max(cities, key=lambda row: row[2]) == ("travel-plan.overseas.sahara", 463, 882, 419)
+    assert (rows[0].num_tokens, len(rows)) == (4065, 29)
+
+
+@pytest.mark.parametrize("policy", list(PositionPolicy))
+def test_trip_is_planned_when_a_prompt_gives_arguments(shared_schema, policy):
+    """By a path and by nested imports alike; positions behind an argument stay."""
+    layout = lay_out(
+        read_schema(shared_schema(PARAMETERIZED)), CharEncoder(), visibility=Visibility.PREFIX
+    )
+    bodies = (
+        '<travel-plan duration=" 3 d"><overseas><tokyo/></overseas></travel-plan>',
+        '<travel-plan duration=" 3 d"/><travel-plan.overseas.tokyo/>',
+    )
+    nested, path = (
+        plan_prompt(
+            layout,
+            parse_prompt(f'<prompt schema="travel">{body}Go.</prompt>'),
+            CharEncoder(),
+            policy=policy,
+            entry_key=lambda index: ModuleKey(str(index)),
+            max_position=None,
+        )
+        for body in bodies
+    )
+    assert nested == path
+    head, before, argument, behind, *_ = nested.parts
+    assert (head.hit_kind, before.hit_kind) == (HitKind.EXACT, HitKind.EXACT)
+    assert decode(before.token_ids).endswith("for the duration of")
+    assert (decode(argument.token_ids), argument.span) == (" 3 d", Span(347, 351))
+    assert decode(behind.token_ids).startswith(".")
+    assert behind.span.start == 352

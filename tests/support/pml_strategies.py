@@ -55,11 +55,11 @@ class _SchemaMaker:
     ) -> tuple:
         kinds = ["text", "parameter"]
         if depth < self._max_depth and has_modules:
-            kinds += ["module", "union", "scaffold"]
+            kinds += ["module", "union", *(["scaffold"] if is_cached else [])]
         if may_speak:
             kinds.append("role")
         found: list = []
-        for kind in self._draw(st.lists(st.sampled_from(kinds), max_size=4)):
+        for kind in self._draw(st.lists(st.sampled_from(kinds), max_size=3 if depth else 4)):
             match kind:
                 case "text":
                     if not (found and isinstance(found[-1], Text)):
@@ -79,7 +79,7 @@ class _SchemaMaker:
     def _modules(self, kind: str, depth: int, may_speak: bool, is_cached: bool) -> object:
         def module(*, has_modules: bool) -> Module:
             name = f"m{next(self._numbers)}"
-            stays = is_cached and self._draw(st.integers(0, 3)) > 0
+            stays = is_cached and (not has_modules or self._draw(st.integers(0, 3)) > 0)
             inside = self.children(
                 depth + 1, may_speak=may_speak, has_modules=has_modules, is_cached=stays
             )

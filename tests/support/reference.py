@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers import DynamicCache
 
-from pc_rag.layout.plan import Cached, Fresh, RequestPlan
+from pc_rag.layout.plan import Fresh, RequestPlan
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -38,20 +38,45 @@ def full_logits(model: Any, token_ids: Sequence[int], position_ids: Sequence[int
 def masked_logits(model: Any, plan: RequestPlan, modules: Mapping[str, Module]) -> torch.Tensor:
     """One uncached forward pass under the mask that the visibilities define.
 
-    Right where every entry lies where it was encoded, or attended itself only.
+    Every entry is in it whole: rows that the plan does not read (placeholders, what repair
+    recomputes) are seen by entries that attended them, and by no fresh token. Right where every
+    entry lies where it was encoded, or attended itself only, and what an entry attended is read.
     """
-    positions = torch.tensor(plan.position_ids)
-    owner = torch.tensor([number for number, part in enumerate(plan.parts) for _ in part.token_ids])
-    mask = positions[:, None] >= positions[None, :]
+    rows: list[_Row] = []
     for number, part in enumerate(plan.parts):
-        if isinstance(part, Cached):
-            context = torch.tensor(modules[part.key].context_positions, dtype=torch.long)
-            same_entry = torch.tensor(
-                [isinstance(p, Cached) and p.key == part.key for p in plan.parts]
-            )[owner]
-            visible = same_entry | torch.isin(positions, context)
-            mask[owner == number] &= visible
-    return _forward(model, plan.token_ids, plan.position_ids, mask)[-1]
+        if isinstance(part, Fresh):
+            positions = range(part.span.start, part.span.end)
+            pairs = zip(part.token_ids, positions, strict=True)
+            rows += (_Row(token_id, position, number) for token_id, position in pairs)
+    entries = {part.occurrence: modules[part.key] for part in plan.cached}
+    for occurrence, module in entries.items():
+        read = [part.span for part in plan.cached if part.occurrence == occurrence]
+        for position, token_id in enumerate(module.token_ids, occurrence.start):
+            is_read = any(span.start <= position < span.end for span in read)
+            rows.append(_Row(token_id, position, occurrence, is_read=is_read))
+
+    def sees(query: _Row, key: _Row) -> bool:
+        if query.position < key.position:
+            return False
+        if query.owner not in entries:
+            return key.is_read
+        in_context = key.position in entries[query.owner].context_positions
+        return key.owner == query.owner or (key.owner in entries and in_context)
+
+    rows.sort(key=lambda row: row.position)
+    mask = torch.tensor([[sees(query, key) for key in rows] for query in rows])
+    logits = _forward(model, [r.token_id for r in rows], [r.position for r in rows], mask)
+    return logits[max(index for index, row in enumerate(rows) if row.is_read)]
+
+
+@dataclass(frozen=True)
+class _Row:
+    """One token of the masked pass: of a part, or of an entry at one place."""
+
+    token_id: int
+    position: int
+    owner: Any
+    is_read: bool = True
 
 
 def assembled_logits(model: Any, plan: RequestPlan, modules: Mapping[str, Module]) -> torch.Tensor:
