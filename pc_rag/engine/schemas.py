@@ -11,7 +11,8 @@ from pc_rag.engine.siblings import runs_of, with_siblings
 from pc_rag.errors import LayoutError, Problem, PromptError
 from pc_rag.kv.key import VisibilityContext
 from pc_rag.layout import ANONYMOUS_LABEL, apply_repair, lay_out, parse_repair, plan_prompt
-from pc_rag.pml import Prompt, Schema, parse_schema, read_schema
+from pc_rag.pml import Prompt, Schema, parse_schema, read_schema, write_schema
+from pc_rag.pml.nodes import NOWHERE
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -135,4 +136,6 @@ def _checked(schema: Schema | Path | str, src_root: Path | str | None) -> Schema
         return read_schema(schema, src_root=src_root)
     if isinstance(schema, str):
         return parse_schema(schema, src_root=src_root)
+    if schema.location == NOWHERE:  # built in Python, so nothing has checked it yet
+        return parse_schema(write_schema(schema), source=schema.source)
     return schema

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from lxml import etree
 
 from pc_rag.errors import PMLSyntaxError, Problem
-from pc_rag.pml.names import shorten
+from pc_rag.pml.names import PARAMETER_TAGS, shorten
 from pc_rag.pml.nodes import Text
 from pc_rag.pml.source import decode
 from pc_rag.pml.whitespace import clean_text, is_blank
@@ -155,16 +155,16 @@ class _TreeReader:
         preserve = _PRESERVE.get(attributes.get(SPACE_ATTRIBUTE, ""), preserve)
         children: list[TreeChild] = []
         self._offset = start.end
-        run = _TextRun(start.end, node.text or "")
+        run = _TextRun(start.end, node.text or "", behind="")
         for child in node:
             markup = next(self._markup)
             if isinstance(child.tag, str):
-                children += self._text_of(run, preserve=preserve, ends_block=False)
+                children += self._text_of(run, preserve=preserve, before=child.tag)
                 children.append(self._element(child, markup, depth=depth + 1, preserve=preserve))
-                run = _TextRun(self._offset, child.tail or "")
+                run = _TextRun(self._offset, child.tail or "", behind=child.tag)
             else:
                 run.go_on(markup.end, child.tail or "")
-        children += self._text_of(run, preserve=preserve, ends_block=node.tag in _BLOCK_TAGS)
+        children += self._text_of(run, preserve=preserve, closes=str(node.tag))
         if not start.is_empty_element:
             self._offset = next(self._markup).end
         return Element(
@@ -190,20 +190,35 @@ class _TreeReader:
             problem = f"<{shorten(str(node.tag))}> declares a namespace; PML has none: remove xmlns"
             self._problems.append(Problem(location.line, location.column, problem))
 
-    def _text_of(self, run: _TextRun, *, preserve: bool, ends_block: bool) -> tuple[Text, ...]:
+    def _text_of(
+        self, run: _TextRun, *, preserve: bool, before: str = "", closes: str = ""
+    ) -> tuple[Text, ...]:
+        """The text in front of a tag: of the one that opens ``before``, or closes ``closes``."""
         text = run.text
         if not preserve:
-            indent = self._text.line_indentation(run.start)
-            text = clean_text(text, first_indent=indent, ends_block=ends_block)
+            text = clean_text(
+                text,
+                first_indent=self._text.line_indentation(run.start),
+                ends_block=closes in _BLOCK_TAGS,
+                follows_parameter=run.behind in PARAMETER_TAGS,
+                precedes_parameter=before in PARAMETER_TAGS,
+            )
         location = self._text.text_location(run.visible_from)
         return (Text(text, location),) if text else ()
 
 
 class _TextRun:
-    """The text between two tags, gathered across comments and processing instructions."""
+    """The text between two tags, gathered across comments and processing instructions.
 
-    def __init__(self, start: int, text: str) -> None:
+    Args:
+        start: Offset of its first character.
+        text: Up to the first comment.
+        behind: Tag of the sibling before it; empty where it is the first in its element.
+    """
+
+    def __init__(self, start: int, text: str, *, behind: str) -> None:
         self.start = start
+        self.behind = behind
         self.visible_from = start
         self._pieces = [text]
         self._is_blank = is_blank(text)

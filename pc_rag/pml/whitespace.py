@@ -24,7 +24,14 @@ def indentation(text: str, start: int = 0) -> str:
     return match.group() if match else ""
 
 
-def clean_text(text: str, *, first_indent: str, ends_block: bool) -> str:
+def clean_text(
+    text: str,
+    *,
+    first_indent: str,
+    ends_block: bool,
+    follows_parameter: bool = False,
+    precedes_parameter: bool = False,
+) -> str:
     """The text between two tags, without the layout of its source.
 
     * Text with nothing visible is dropped.
@@ -33,20 +40,26 @@ def clean_text(text: str, *, first_indent: str, ends_block: bool) -> str:
     * The indentation that all lines share is removed; text that goes on behind a tag shares the
       indentation of the line the tag stands on. So lines keep their indentation to each other.
 
+    A parameter is read as text, so beside one spaces are text, and behind one a line break is.
+
     Args:
         text: Everything between two tags; comments and processing instructions do not end it.
         first_indent: Indentation of the source line on which the text begins.
         ends_block: The tag behind closes a turn or the document, which end without a line break.
+        follows_parameter: The tag before is a parameter's.
+        precedes_parameter: The tag behind is a parameter's.
 
     Returns:
         The text, empty where all of it was layout.
     """
     if is_blank(text):
-        return ""
+        if "\n" in text:
+            return "\n" if follows_parameter and not ends_block else ""
+        return text if follows_parameter or precedes_parameter else ""
     visible = text.rstrip(_WHITESPACE)
     if "\n" in text[len(visible) :]:
         text = visible if ends_block else visible + "\n"
-    body = _LEADING_BLANK_LINES.sub("", text)
+    body = text if follows_parameter else _LEADING_BLANK_LINES.sub("", text)
     if body != text:
         return _without_margin(body.split("\n"), [])
     head, *rest = text.split("\n")

@@ -158,7 +158,7 @@ def test_places_are_real_when_the_new_nodes_are_located():
         '<module name="b"/></scaffold>\n</schema>'
     )
     (turn,) = pml.parse_prompt('<prompt schema="s">\n <user>x</user></prompt>').children
-    _, parameter, scaffold = schema.children
+    _, parameter, _, scaffold = schema.children
     assert (parameter.location.line, parameter.location.column) == (2, 3)
     assert (scaffold.location.line, scaffold.location.column) == (3, 3)
     assert (scaffold.members[1].location.line, scaffold.members[1].location.column) == (3, 40)
