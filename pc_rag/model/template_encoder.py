@@ -67,8 +67,9 @@ class TemplateEncoder:
     def placeholder_id(self) -> int:
         """The unknown token; the token of a space where it has another meaning or is missing.
 
-        Many tokenizers know every byte and name as unknown what ends a text, begins one, or marks
-        the turns of the template: none of these is neutral.
+        Tokenizers that write every byte have none, though many name one: most often what ends a
+        text, which a model reads as a border. Nor is one neutral that begins a text, or marks the
+        turns of the template.
 
         Raises:
             ModelError: The tokenizer has neither token.
@@ -94,12 +95,13 @@ class TemplateEncoder:
 
     def _find_placeholder(self) -> int:
         tokenizer = self._tokenizer.hf_tokenizer
-        unknown_id, text = tokenizer.unk_token_id, tokenizer.unk_token
+        unknown_id = self._tokenizer.unknown_id
         begins = {*self._tokenizer.bos_ids, tokenizer.bos_token_id}
         if unknown_id is None or unknown_id in self._tokenizer.eos_ids | begins:
             return self.space_id()
+        text = self._tokenizer.backend.id_to_token(unknown_id)
         is_control = str(text) in (self._tokenizer.chat_template or "")
-        return self.space_id() if is_control else int(unknown_id)
+        return self.space_id() if is_control else unknown_id
 
     def _remembered(self, what: str, role: Role | None, *, is_first: bool) -> TokenIds:
         key = (what, role, is_first)

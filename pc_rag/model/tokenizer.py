@@ -62,6 +62,8 @@ class TextTokenizer:
         control_ids: Ids of control tokens: no text makes them, only a template does.
         reserved_ids: Those of them that no text makes even by what its characters are: without the
             token for unknown text.
+        unknown_id: What the vocabulary gives for text that it cannot write; ``None`` where it can
+            write every byte, whatever token the tokenizer names as unknown then.
         eos_ids: Every id that ends a generation.
         chat_template: Jinja source of the chat template; ``None`` without one.
         tool_template: The one for conversations with tools: some models bring two.
@@ -92,6 +94,7 @@ class TextTokenizer:
         self.special_texts = _special_texts(spec)
         self._control_texts = _ControlTexts.of(spec, self.control_ids)
         self.reserved_ids = self.control_ids - {getattr(tokenizer, "unk_token_id", None)}
+        self.unknown_id = _find_unknown_id(spec["model"], self._template)
         is_changed = _make_special(spec, self.control_ids)
         self._text = _plain_text_encoder(json.dumps(spec) if is_changed else source)
         self._continuation = self._text
@@ -284,6 +287,13 @@ def _find_control_ids(spec: dict[str, Any], chat_template: str) -> set[int]:
         if token["special"] or named:
             control_ids.add(token["id"])
     return control_ids
+
+
+def _find_unknown_id(vocabulary: dict[str, Any], tokenizer: Tokenizer) -> int | None:
+    """Unigram vocabularies tell the id, all others the text."""
+    text = vocabulary.get("unk_token")
+    unknown_id: int | None = vocabulary.get("unk_id")
+    return unknown_id if text is None else tokenizer.token_to_id(text)
 
 
 def _make_special(spec: dict[str, Any], control_ids: frozenset[int]) -> bool:

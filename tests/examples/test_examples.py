@@ -54,6 +54,18 @@ SHARED = {"langchain/island.py", "pml/_report.py"}
                 "ratio: ",
             ],
         ),
+        (
+            "pml/trip_program.py",
+            [
+                "evening.music: ",
+                "not-with_children: ",
+                "(anonymous): 3 tokens, 'Lisbon'",
+                "with_children: ",
+                "evening.quiet: ",
+                "'12'",
+                "ratio: ",
+            ],
+        ),
         ("langchain/retrieval_chain.py", ["hit 3 of 3 retrieved documents", "misses: none"]),
         ("langchain/retrieval_qa.py", ["hit 3 of 3 retrieved documents", "misses: none"]),
         ("langchain/lcel.py", ["hit 3 of 3", "learned: 4 chunks", "4 of 4 (100.0%)"]),

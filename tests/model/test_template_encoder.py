@@ -19,15 +19,16 @@ def encoder_of(hf_tokenizer, **options):
     return TemplateEncoder(TextTokenizer(hf_tokenizer, **options))
 
 
-def test_placeholder_is_the_unknown_token_when_it_means_nothing_else():
-    """The paper's choice."""
+def test_placeholder_is_a_space_when_the_tokenizer_writes_every_byte():
+    """Whatever it names as unknown: no text makes that token, and models read it as a border."""
     tokenizer = tiny_tokenizer()
-    assert encoder_of(tokenizer).placeholder_id() == tokenizer.unk_token_id
+    assert tokenizer.unk_token_id is not None
+    assert encoder_of(tokenizer).placeholder_id() == encoder_of(tokenizer).space_id() == ord(" ")
 
 
 @pytest.mark.parametrize("kind", ["unigram", "bpe-always", "bpe-first", "bpe-prepend"])
 def test_space_is_one_token_when_a_tokenizer_marks_words(kind):
-    """It is the mark, and the unknown token is there, too."""
+    """It is the mark, and the placeholder is the unknown token: the paper's choice."""
     tokenizer = metaspace_tokenizer(kind)
     encoder = encoder_of(tokenizer)
     assert encoder.space_id() == tokenizer.convert_tokens_to_ids("▁")
@@ -37,31 +38,30 @@ def test_space_is_one_token_when_a_tokenizer_marks_words(kind):
 @pytest.mark.parametrize(
     ("changes", "options"),
     [
-        ({"unk_token": None}, {}),
         ({"eos_token": "<unk>"}, {}),
         ({"bos_token": "<unk>"}, {}),
-        ({}, {"eos_ids": [256]}),
+        ({}, {"eos_ids": [0]}),
         ({}, {"chat_template": TEMPLATE.replace("<|turn|>", "<unk>")}),
     ],
 )
 def test_placeholder_is_a_space_when_the_unknown_token_is_not_neutral(changes, options):
-    """It is missing, ends generations, begins texts, or marks turns."""
-    tokenizer = tiny_tokenizer()
+    """It ends generations, begins texts, or marks turns."""
+    tokenizer = metaspace_tokenizer("bpe-always")
     for name, value in changes.items():
         setattr(tokenizer, name, value)
     encoder = encoder_of(tokenizer, **options)
-    assert encoder.placeholder_id() == encoder.space_id() == ord(" ")
+    assert encoder.placeholder_id() == encoder.space_id()
 
 
-def words_tokenizer(**options):
+def words_tokenizer():
     backend = Tokenizer(models.WordLevel({"a": 0, "[UNK]": 1}, unk_token="[UNK]"))
     backend.pre_tokenizer = pre_tokenizers.Whitespace()
-    return PreTrainedTokenizerFast(tokenizer_object=backend, **options)
+    return PreTrainedTokenizerFast(tokenizer_object=backend)
 
 
 def test_tokenizer_is_refused_when_it_has_no_neutral_token():
     """Only where one is needed: padding, or a parameter without an unknown token."""
-    assert encoder_of(words_tokenizer(unk_token="[UNK]")).placeholder_id() == 1
+    assert encoder_of(words_tokenizer()).placeholder_id() == 1
     for call in ("space_id", "placeholder_id"):
         with pytest.raises(ModelError, match="no token for a space"):
-            getattr(encoder_of(words_tokenizer()), call)()
+            getattr(encoder_of(words_tokenizer(), eos_ids=[1]), call)()
