@@ -1,4 +1,4 @@
-"""A schema out of a Python function: its branches are encoded once, its arguments fill what is left.
+"""A schema out of a Python function: its branches are encoded once, its arguments are computed.
 
 python examples/pml/trip_program.py
 
