@@ -36,7 +36,7 @@ class Problem:
         return f"{place}: {self.message}"
 
 
-_NO_SOURCE = "<string>"
+NO_SOURCE = "<string>"
 """Of a document that was given as text."""
 
 
@@ -48,7 +48,7 @@ class _DocumentError(PromptCacheError):
         source: File name or other name of the document, for the message.
     """
 
-    def __init__(self, problems: tuple[Problem, ...] | str, source: str = _NO_SOURCE) -> None:
+    def __init__(self, problems: tuple[Problem, ...] | str, source: str = NO_SOURCE) -> None:
         if isinstance(problems, str):
             problems = (Problem(0, 0, problems),)
         self.problems = tuple(problems)
@@ -59,7 +59,7 @@ class _DocumentError(PromptCacheError):
         return "\n".join(map(self._located, self.problems))
 
     def _located(self, problem: Problem) -> str:
-        if self.source == _NO_SOURCE and not problem.line:
+        if self.source == NO_SOURCE and not problem.line:
             return problem.message
         return f"{self.source}: {problem}"
 

@@ -172,7 +172,8 @@ class Corpus:
             pinned: Never evict the entry.
 
         Raises:
-            IngestError: Fewer than two chunks, one twice, or one that no document has.
+            IngestError: Fewer than two chunks, one twice, one that no document has, or what is no
+                list of ids.
             LayoutError: They are longer than the context. Under ``reserved`` positions they take
                 as many slots as they are chunks.
             StoreFull: The store has no room; nothing is left of it.
@@ -180,7 +181,11 @@ class Corpus:
         return self._scaffolds.add(chunk_ids, pinned=pinned)
 
     def unscaffold(self, chunk_ids: Sequence[str]) -> bool:
-        """Drop a scaffold and its entries; the chunks keep theirs. Whether there was one."""
+        """Drop a scaffold and its entries; the chunks keep theirs. Whether there was one.
+
+        Raises:
+            IngestError: What is given is no list of ids.
+        """
         return self._scaffolds.remove(chunk_ids)
 
     def stats(self) -> CorpusStats:

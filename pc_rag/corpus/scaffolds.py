@@ -7,6 +7,7 @@ the corpus's own prompts, so that every chunk attended those before it.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -24,7 +25,7 @@ from pc_rag.corpus.reports import ScaffoldReport
 from pc_rag.errors import IngestError, LayoutError, StoreFull
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Sequence
 
     from pc_rag.corpus.catalog import Catalog
     from pc_rag.corpus.chunk_entries import ChunkEntries
@@ -36,6 +37,25 @@ if TYPE_CHECKING:
     from pc_rag.types import ModuleKey, TokenIds
 
 _MIN_CHUNKS = 2
+
+
+def _ids(chunk_ids: object) -> tuple[ChunkId, ...]:
+    """Ids as a caller gives them, in order.
+
+    Raises:
+        IngestError: They are no list of ids.
+    """
+    if isinstance(chunk_ids, str) or not isinstance(chunk_ids, Iterable):
+        what = "a single text" if isinstance(chunk_ids, str) else f"a {type(chunk_ids).__name__}"
+        raise IngestError(f"scaffold: got {what}; pass a list of ids of chunks, in order")
+    ids = tuple(chunk_ids)
+    others = sorted({type(each).__name__ for each in ids if not isinstance(each, str)})
+    if others:
+        raise IngestError(
+            f"scaffold: an id of a chunk is a str; got {', '.join(others)}. Pass the id of each, "
+            "as in [chunk.id for chunk in corpus.search(...)]"
+        )
+    return tuple(ChunkId(each) for each in ids)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +142,7 @@ class Scaffolds:
 
     def remove(self, chunk_ids: Sequence[str]) -> bool:
         """Drop the scaffold of these chunks, and its entries; see ``Corpus.unscaffold``."""
-        wanted = tuple(chunk_ids)
+        wanted = _ids(chunk_ids)
         known = (*self._catalog.scaffolds.live(), *self._catalog.scaffolds.dead())
         found = [each for each in known if each.chunk_ids == wanted]
         for scaffold in found:
@@ -207,7 +227,7 @@ class Scaffolds:
 
     def _checked(self, chunk_ids: Sequence[str]) -> ScaffoldRecord:
         """The scaffold of these chunks, or all that is wrong with them."""
-        ids = () if isinstance(chunk_ids, str) else tuple(ChunkId(each) for each in chunk_ids)
+        ids = _ids(chunk_ids)
         problems: list[str] = []
         if len(ids) < _MIN_CHUNKS:
             problems.append(

@@ -8,10 +8,10 @@ import torch
 
 from pc_rag.engine.accounting import request_metrics
 from pc_rag.engine.completion import Completion
-from pc_rag.errors import LayoutError
+from pc_rag.errors import ConfigError, LayoutError
 from pc_rag.metrics import Phase
 from pc_rag.model.detokenize import Detokenizer
-from pc_rag.model.sampling import Sampler
+from pc_rag.model.sampling import GenerationConfig, Sampler
 from pc_rag.model.stop import StopMatcher
 from pc_rag.types import FinishReason
 
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from pc_rag.engine.request import Request
     from pc_rag.layout.plan import RequestPlan
     from pc_rag.metrics import Stopwatch
-    from pc_rag.model.sampling import GenerationConfig
     from pc_rag.types import ModuleKey
 
 
@@ -44,7 +43,7 @@ class AnswerBuilder:
 
     Raises:
         LayoutError: The prompt leaves no room for a token.
-        ConfigError: The grammar is refused.
+        ConfigError: The grammar is refused, or ``config`` is something else.
     """
 
     def __init__(
@@ -55,6 +54,11 @@ class AnswerBuilder:
         *,
         watch: Stopwatch,
     ) -> None:
+        if not isinstance(config, GenerationConfig):
+            raise ConfigError(
+                f"config is a {type(config).__name__}; give a GenerationConfig, such as "
+                "GenerationConfig(max_new_tokens=32)"
+            )
         self.watch = watch
         self.budget = min(config.max_new_tokens, machinery.max_position - plan.end)
         if self.budget < 1:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from pc_rag.engine.answer import AnswerBuilder
@@ -12,7 +13,7 @@ from pc_rag.metrics import Phase
 from pc_rag.model.sampling import GenerationConfig
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from pc_rag.engine.completion import Completion
     from pc_rag.engine.machinery import Machinery
@@ -41,10 +42,11 @@ class Batch:
         memory: KV of the group that held most, known once the batch has run.
 
     Raises:
-        PromptError: Prompts cannot be planned; every one is named by its index.
+        PromptError: Prompts cannot be planned; every one is named by its index. Or they are no
+            list.
         LayoutError: The same, where none of them fits the model's context.
         ConfigError: The same, where all of their grammars are refused; or there is not one
-            configuration for each prompt, or ``max_batch_size`` is below 1.
+            configuration for each prompt, or ``max_batch_size`` is no whole number from 1.
     """
 
     def __init__(
@@ -61,8 +63,13 @@ class Batch:
     ) -> None:
         if isinstance(prompts, str):
             raise PromptError("prompts are one text; give a list of prompts, or call generate")
-        if isinstance(max_batch_size, bool) or max_batch_size < 1:
-            raise ConfigError(f"max_batch_size must be at least 1; got {max_batch_size}")
+        if not isinstance(prompts, Sequence):
+            raise PromptError(f"prompts are a {type(prompts).__name__}; give a list of prompts")
+        is_whole = isinstance(max_batch_size, int) and not isinstance(max_batch_size, bool)
+        if not is_whole or max_batch_size < 1:
+            raise ConfigError(
+                f"max_batch_size must be a whole number of at least 1; got {max_batch_size!r}"
+            )
         self.memory = BatchMemory()
         self._machinery = machinery
         self._watch = watch
@@ -141,6 +148,11 @@ def _configs(
 ) -> Sequence[GenerationConfig]:
     if config is None or isinstance(config, GenerationConfig):
         return [config or GenerationConfig()] * num_prompts
+    if isinstance(config, str) or not isinstance(config, Sequence):
+        raise ConfigError(
+            f"config is a {type(config).__name__}; give a GenerationConfig, or a list of one for "
+            "each prompt"
+        )
     if len(config) != num_prompts:
         raise ConfigError(
             f"there are {num_prompts} prompts and {len(config)} configurations; give one for each, "

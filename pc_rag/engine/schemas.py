@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 
 from pc_rag.engine.request import EntryRecipe, Request
 from pc_rag.engine.siblings import runs_of, with_siblings
-from pc_rag.errors import LayoutError, Problem, PromptError
+from pc_rag.errors import LayoutError, Problem, PromptError, SchemaError
 from pc_rag.kv.key import VisibilityContext
 from pc_rag.layout import ANONYMOUS_LABEL, apply_repair, lay_out, parse_repair, plan_prompt
-from pc_rag.pml import Prompt, Schema, parse_schema, read_schema, write_schema
+from pc_rag.pml import Program, Prompt, Schema, parse_schema, read_schema, write_schema
+from pc_rag.pml.node_types import type_problems
 from pc_rag.pml.nodes import NOWHERE
 
 if TYPE_CHECKING:
@@ -84,9 +85,13 @@ class SchemaRegistry:
         """The request of a prompt.
 
         Raises:
-            PromptError: No schema of that name was added, or the prompt does not fit it.
+            PromptError: No schema of that name was added, the prompt does not fit it, or it was
+                built of values that no prompt holds.
             LayoutError: The prompt does not fit the model's context.
         """
+        problems = type_problems(prompt, Prompt)
+        if problems:
+            raise PromptError(problems, prompt.source)
         known = self._find(prompt)
         plan = plan_prompt(
             known.layout,
@@ -101,6 +106,10 @@ class SchemaRegistry:
 
     def addresses(self, schema: str, paths: Collection[str] | None) -> list[EntryAddress]:
         """The entries of a schema's modules; see ``PromptCache.prefetch``."""
+        if not isinstance(schema, str):
+            raise PromptError(
+                f"the name of a schema is a text; got {schema!r} of type {type(schema).__name__}"
+            )
         known = self._find(Prompt(schema))
         return [known.recipes[known.keys[i]].address for i in runs_of(known.layout, paths)]
 
@@ -136,6 +145,12 @@ def _checked(schema: Schema | Path | str, src_root: Path | str | None) -> Schema
         return read_schema(schema, src_root=src_root)
     if isinstance(schema, str):
         return parse_schema(schema, src_root=src_root)
+    if not isinstance(schema, Schema):
+        hint = " (a program: pass its .schema)" if isinstance(schema, Program) else ""
+        raise SchemaError(
+            "a schema is a parsed Schema, the text of its document, or the Path of its file; got "
+            f"a {type(schema).__name__}{hint}"
+        )
     if schema.location == NOWHERE:  # built in Python, so nothing has checked it yet
         return parse_schema(write_schema(schema), source=schema.source)
     return schema

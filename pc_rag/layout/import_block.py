@@ -106,12 +106,16 @@ def unknown(block: Block, node: Import, layout: SchemaLayout) -> str:
         opened = "".join(f"<{name}>" for name in paths[0][:-1])
         closed = "".join(f"</{name}>" for name in reversed(paths[0][:-1]))
         return f"{message}; write {opened}<{node.name}/>{closed} at the top of the prompt"
-    close = get_close_matches(node.name, block.targets, n=1)
+    close = get_close_matches(node.name, [*block.targets, *_dotted(block.items)], n=1)
     if close:
         return f"{message}; did you mean <{close[0]}/>?"
     names = ", ".join(list(block.targets)[:_NUM_NAMES_SHOWN])
     more = ", ..." if len(block.targets) > _NUM_NAMES_SHOWN else ""
     return f"{message}; it has {names}{more}" if names else f"{message}; it has none"
+
+
+def _dotted(items: tuple[Item, ...]) -> Iterator[str]:
+    return (".".join(names) for names in _paths(items, ()) if len(names) > 1)
 
 
 def _paths(items: tuple[Item, ...], names: tuple[str, ...]) -> Iterator[tuple[str, ...]]:

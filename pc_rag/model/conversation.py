@@ -7,9 +7,11 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import GeneratorType
 from typing import Any, TypeAlias
 
 from pc_rag.errors import PromptError
+from pc_rag.pml import Program
 from pc_rag.types import Role
 
 SEPARATOR = "\n\n"
@@ -267,9 +269,14 @@ def as_conversation(prompt: object) -> Conversation:
     if isinstance(prompt, Conversation):
         return prompt
     if not isinstance(prompt, Sequence) or isinstance(prompt, (str, bytes)):
+        hint = (
+            "; build one with the program's prompt(...)"
+            if isinstance(prompt, Program | GeneratorType)
+            else ""
+        )
         raise PromptError(
-            f"a prompt is text, a list of messages or a parsed PML prompt; got a "
-            f"{type(prompt).__name__}"
+            "a prompt is text, a list of messages or a parsed PML prompt; got a "
+            f"{type(prompt).__name__}{hint}"
         )
     return Conversation(tuple(_as_message(message) for message in prompt))
 

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Self
 from tokenizers import Tokenizer
 
 from pc_rag.errors import ModelError
+from pc_rag.model.conversation import check_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -177,7 +178,11 @@ class TextTokenizer:
         a text is cut inside what makes one.
         """
         encoder = self._text if is_first else self._continuation
-        encoding = encoder.encode(text, add_special_tokens=False)
+        try:
+            encoding = encoder.encode(text, add_special_tokens=False)
+        except TypeError:
+            check_text(text, "text of a prompt")  # the reason is nearly always in the text
+            raise
         cuts = (
             []
             if self.reserved_ids.isdisjoint(encoding.ids)

@@ -138,10 +138,13 @@ def decode(document: str | bytes, source: str) -> SourceText:
 
     Raises:
         PMLSyntaxError: The bytes are not in the encoding they declare, or declare another one, or
-            the characters cannot be written as UTF-8.
+            the characters cannot be written as UTF-8. Or it is neither characters nor bytes.
     """
     if isinstance(document, bytes):
         document = _decode_bytes(document, source)
+    if not isinstance(document, str):
+        problem = f"a document is str or bytes; got {type(document).__name__}"
+        raise PMLSyntaxError(problem, source)
     text = SourceText(document)
     try:
         text.text.encode()

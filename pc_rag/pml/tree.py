@@ -36,9 +36,16 @@ SPACE_ATTRIBUTE = "xml:space"
 _PRESERVE = {"preserve": True, "default": False}
 _XML_NAMESPACE = "{http://www.w3.org/XML/1998/namespace}"
 _BLOCK_TAGS = frozenset({"schema", "prompt", "system", "user", "assistant"})
+_TAG_HINT = 'write each attribute as name="value"; where this is text and no tag, write < as &lt;'
 _HINTS = {
     "ERR_ENTITYREF_SEMICOL_MISSING": "write & as &amp;",
     "ERR_NAME_REQUIRED": "write & as &amp; and < as &lt;, or use <![CDATA[...]]>",
+    "ERR_LT_IN_ATTRIBUTE": "write < as &lt;",
+    "ERR_ATTRIBUTE_WITHOUT_VALUE": _TAG_HINT,
+    "ERR_ATTRIBUTE_NOT_STARTED": _TAG_HINT,
+    "ERR_GT_REQUIRED": _TAG_HINT,
+    "ERR_ATTRIBUTE_REDEFINED": "remove one",
+    "ERR_MISPLACED_CDATA_END": "write > as &gt;",
     "ERR_UNDECLARED_ENTITY": "only &amp; &lt; &gt; &quot; &apos; and character references exist",
     "ERR_TAG_NAME_MISMATCH": "close every tag in the element that opened it",
     "ERR_TAG_NOT_FINISHED": "close every tag",

@@ -11,8 +11,9 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
-from pc_rag.errors import PMLError, Problem, PromptError, SchemaError
+from pc_rag.errors import NO_SOURCE, PMLError, Problem, PromptError, SchemaError
 from pc_rag.pml.names import is_name, is_path
+from pc_rag.pml.node_types import type_problems
 from pc_rag.pml.nodes import (
     Import,
     Module,
@@ -58,8 +59,11 @@ def write_schema(schema: Schema) -> str:
     Raises:
         SchemaError: It breaks rules of PML, or holds characters that XML cannot (control
             characters, halves of surrogate pairs); holds every problem, with its place in the
-            document that would have been written.
+            document that would have been written. Or it holds values of types that nodes do not.
     """
+    faults = type_problems(schema, Schema)
+    if faults:
+        raise SchemaError(faults, getattr(schema, "source", NO_SOURCE))
     document, problems = _written(schema)
     try:
         read = parse_schema(document)
@@ -84,8 +88,11 @@ def write_prompt(prompt: Prompt) -> str:
     Raises:
         PromptError: It breaks rules of PML, or holds characters that XML cannot (control
             characters, halves of surrogate pairs); holds every problem, with its place in the
-            document that would have been written.
+            document that would have been written. Or it holds values of types that nodes do not.
     """
+    faults = type_problems(prompt, Prompt)
+    if faults:
+        raise PromptError(faults, getattr(prompt, "source", NO_SOURCE))
     document, problems = _written(prompt)
     try:
         read = parse_prompt(document)

@@ -120,7 +120,10 @@ def test_scaffold_stays_when_it_is_pinned_and_the_store_is_full(tmp_path):
     [
         ([], ["got 0 chunks"]),
         ([CAT_ID], ["got 1 chunks", "at least 2"]),
-        (CAT_ID, ["got 0 chunks"]),
+        (CAT_ID, ["got a single text", "pass a list of ids"]),
+        (None, ["got a NoneType", "pass a list of ids"]),
+        ([None, DOG_ID], ["an id of a chunk is a str; got NoneType"]),
+        ([DOG_ID, ["x"], {}], ["got dict, list", "chunk.id"]),
         ([CAT_ID, DOG_ID, CAT_ID], [f"repeated: {CAT_ID}"]),
         (["x", DOG_ID, "y"], ["no document has: x, y"]),
         (["x", "x"], ["repeated: x", "no document has: x"]),

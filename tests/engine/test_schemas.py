@@ -269,7 +269,10 @@ def test_whole_pml_gives_the_reference_under_every_policy(policy, visibility, bo
     parsed = trip(body, who="my friends")
     answer = engine.generate(parsed, SHORT)
     assert all(use.is_hit for use in answer.metrics.modules)
-    assert answer.token_ids == reference_ids(engine, engine.plan(parsed), 8)
+    expected = reference_ids(engine, engine.plan(parsed), 8)
+    num_tokens = len(answer.token_ids)
+    assert answer.token_ids == expected[:num_tokens]
+    assert num_tokens == 8 or expected[num_tokens] in engine.loaded.tokenizer.eos_ids
 
 
 @pytest.mark.parametrize("repair", ["none", "link:3", "link:1000"])
@@ -324,14 +327,16 @@ def test_run_of_bare_parameters_is_encoded_when_others_attend_it():
     assert engine.generate(prompt, SHORT).token_ids == reference_ids(engine, engine.plan(prompt), 8)
 
 
-def test_unknown_token_stands_for_parameters_when_the_model_has_one():
+def test_spaces_stand_for_parameters_when_every_byte_has_a_token():
     """In the entry, and in no prompt."""
     engine = tiny_engine()
     layout = engine.add_schema(TRIP)
     plan_run = next(run for run in layout.runs if run.label == "plan")
-    assert plan_run.token_ids == (*b"Plan ", *6 * (256,), *b" days.\n")
+    assert plan_run.token_ids == (*b"Plan ", *6 * b" ", *b" days.\n")
     for body in TRIP_PROMPTS:
-        assert 256 not in engine.plan(trip(body)).plan.token_ids
+        token_ids = engine.plan(trip(body)).plan.token_ids
+        text = bytes(each for each in token_ids if each < 256)
+        assert 6 * b" " not in text
 
 
 def test_every_problem_is_reported_when_arguments_do_not_fit_either():

@@ -190,6 +190,7 @@ def test_prompt_is_refused_when_it_has_no_token():
     [
         ("<x/>", "schema 's' has no module 'x'; it has a, b, c"),
         ("<cc/>", "did you mean <c/>?"),
+        ("<c.dd/>", "did you mean <c.d/>?"),
         ("<d/>", "schema 's' has no module 'd'; write <c><d/></c> at the top of the prompt"),
         ("<c><a/></c>", "module 'c' has no module 'a'; write <a/> at the top of the prompt"),
         ("<d><e/></d>", "has no module 'd'"),

@@ -33,6 +33,9 @@ def refused(document):
         ('<schema name="s">\n  中文 < b</schema>', 2, 7, "&lt;"),
         ('<schema name="s">&nbsp;</schema>', 1, 24, "only &amp; &lt;"),
         ('<schema name="s"><module name="a"></schema>', 1, 44, "close every tag"),
+        ('<schema name="a<b"/>', 1, 16, "write < as &lt;"),
+        ('<schema name="s" name="t"/>', 1, 26, "remove one"),
+        ('<schema name="s">a ]]> b</schema>', 1, 20, "write > as &gt;"),
         ('<schema name="s"/><schema name="t"/>', 1, 19, "one root element"),
         ("", 1, 1, "<schema>"),
         ("no markup", 1, 1, "<schema>"),
@@ -45,6 +48,13 @@ def test_fault_is_located_when_xml_is_not_well_formed(document, line, column, hi
     assert problem.line == line
     assert abs(problem.column - column) <= 2, "libxml2 points at the fault or right behind it"
     assert hint in problem.message
+
+
+@pytest.mark.parametrize("text", ["a<b c", "if a<b and c>d", "<module name=x/>", "<module name/>"])
+def test_advice_is_to_escape_when_a_bare_sign_begins_what_is_no_tag(text):
+    """XML takes it for a tag, and misses what a tag has (pitfall 13)."""
+    first, *_ = refused(f'<schema name="s">{text}</schema>')
+    assert "where this is text and no tag, write < as &lt;" in first.message
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import ast
 import inspect
 from dataclasses import dataclass
 from functools import lru_cache
-from types import FunctionType
+from types import CodeType, FunctionType
 from typing import TYPE_CHECKING
 
 from pc_rag.errors import Problem, SchemaError
@@ -115,7 +115,11 @@ def read_definition(function: object, *, name: str | None, role: Role | None) ->
         ) from error
     tree = _find(function, "".join(lines))
     if not isinstance(tree, ast.FunctionDef):
-        what = "is no def of a plain function" if tree else "does not stand in its file any more"
+        what = (
+            "is a coroutine; make it a plain function, with def and without await"
+            if tree
+            else "does not stand in its file as it did when it was run; import it again"
+        )
         place = Problem(function.__code__.co_firstlineno, 0, f"{function.__qualname__} {what}")
         raise SchemaError((place,), path)
     signature = inspect.signature(function)
@@ -148,8 +152,38 @@ def _find(function: FunctionType, text: str) -> ast.FunctionDef | ast.expr | ast
         if first == code.co_firstlineno and node.name == code.co_name:
             every = node.args
             names = [a.arg for a in (*every.posonlyargs, *every.args, *every.kwonlyargs)]
-            return node if (*names,) == code.co_varnames[: len(names)] else None
+            is_same = (*names,) == code.co_varnames[: len(names)] and _is_code_of(text, code)
+            return node if is_same else None
     return None
+
+
+def _is_code_of(text: str, code: CodeType) -> bool:
+    """Whether a file, as it is now, says what a function that was read from it does.
+
+    A file that was changed on the same line since it was imported would give another text than the
+    function. The file is compiled to compare, and never run.
+    """
+    return any(
+        each.co_firstlineno == code.co_firstlineno
+        and each.co_name == code.co_name
+        and _meaning(each) == _meaning(code)
+        for each in _codes(text)
+    )
+
+
+def _meaning(code: CodeType) -> tuple[object, ...]:
+    constants = [each for each in code.co_consts if not isinstance(each, CodeType)]
+    return code.co_code, constants, code.co_names, code.co_varnames
+
+
+@lru_cache(maxsize=_MAX_FILES_KEPT)
+def _codes(text: str) -> tuple[CodeType, ...]:
+    """Every code object of a file."""
+    flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT  # which notebooks allow
+    found = [compile(text, "<program>", "exec", flags=flags, dont_inherit=True)]
+    for code in found:  # which grows
+        found += (each for each in code.co_consts if isinstance(each, CodeType))
+    return tuple(found)
 
 
 @lru_cache(maxsize=_MAX_FILES_KEPT)

@@ -28,7 +28,8 @@ class MaxTokens:
         pads_with_space: A shorter argument is filled up with spaces.
 
     Raises:
-        SchemaError: ``max_tokens`` is no whole number from 1 to 1,000,000.
+        SchemaError: ``max_tokens`` is no whole number from 1 to 1,000,000, ``scaffold`` no text, or
+            ``pads_with_space`` neither ``True`` nor ``False``.
     """
 
     max_tokens: int
@@ -41,6 +42,14 @@ class MaxTokens:
             raise SchemaError(
                 f"MaxTokens({self.max_tokens!r}) is no number of tokens; give a whole number from "
                 f"1 to {MAX_PARAMETER_LENGTH:,}"
+            )
+        if self.scaffold is not None and not isinstance(self.scaffold, str):
+            raise SchemaError(
+                f"MaxTokens(scaffold={self.scaffold!r}) is no text; give a str, or leave it out"
+            )
+        if not isinstance(self.pads_with_space, bool):
+            raise SchemaError(
+                f"MaxTokens(pads_with_space={self.pads_with_space!r}) is neither True nor False"
             )
 
 

@@ -159,7 +159,7 @@ def test_line_is_refused_when_it_has_no_pml(body, column, message, tmp_path):
         ("def f(x): return", [(2, 11, "does not end by returning its text")]),
         ("def f(x):\n  if x: return 'a'\n  return 'b'", [(3, 9, "an early return")]),
         ("def f(*args, **named): yield 'a'", [(2, 8, "starred"), (2, 16, "starred")]),
-        ("async def f(x): yield 'a'", [(1, 0, "is no def of a plain function")]),
+        ("async def f(x): yield 'a'", [(1, 0, "is a coroutine")]),
     ],
 )
 def test_function_is_refused_when_its_shape_is_another(text, places, tmp_path):
@@ -243,8 +243,33 @@ def test_file_is_refused_when_it_changed_under_the_function(tmp_path):
     module = import_text("def f(city): yield 'a'\n", tmp_path)
     path = tmp_path / f"{module.__name__}.py"
     path.write_text("def f(other, city): yield 'b'\n")
-    with pytest.raises(SchemaError, match="does not stand in its file any more"):
+    with pytest.raises(SchemaError, match="does not stand in its file as it did"):
         program(module.f)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        "def f(city): yield 'b'\n",
+        "def f(city): yield ''; yield 'a'\n",
+        "def f(city): yield 'a' if city else ''\n",
+    ],
+)
+def test_file_is_refused_when_its_line_says_something_else_now(changed, tmp_path):
+    """Schema and prompt never say what the plain function does not (pitfall 16)."""
+    module = import_text("def f(city): yield 'a'\n", tmp_path)
+    (tmp_path / f"{module.__name__}.py").write_text(changed)
+    with pytest.raises(SchemaError, match="does not stand in its file as it did"):
+        program(module.f)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"scaffold": 4}, {"pads_with_space": "x"}, {"pads_with_space": None}]
+)
+def test_length_is_refused_when_what_else_it_says_has_another_type(wrong):
+    """Before it stands in any annotation."""
+    with pytest.raises(SchemaError, match=next(iter(wrong))):
+        MaxTokens(3, **wrong)
 
 
 @pytest.mark.parametrize(
