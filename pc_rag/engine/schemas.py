@@ -153,4 +153,7 @@ def _checked(schema: Schema | Path | str, src_root: Path | str | None) -> Schema
         )
     if schema.location == NOWHERE:  # built in Python, so nothing has checked it yet
         return parse_schema(write_schema(schema), source=schema.source)
+    problems = type_problems(schema, Schema)  # it may have been changed since it was parsed
+    if problems:
+        raise SchemaError(problems, schema.source)
     return schema

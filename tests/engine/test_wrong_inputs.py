@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from pc_rag.errors import ConfigError, PMLSyntaxError, PromptError, SchemaError
@@ -68,6 +70,13 @@ def test_name_of_a_schema_is_refused_when_it_is_no_text(engine, name):
 def test_schema_is_refused_when_it_is_something_else(engine, schema):
     """The message says what may be given."""
     with pytest.raises(SchemaError, match=f"got a {type(schema).__name__}$"):
+        engine.add_schema(schema)
+
+
+def test_schema_is_refused_when_other_values_were_put_into_a_parsed_one(engine):
+    """A bare text among its children would be passed over in silence (pitfall 12)."""
+    schema = replace(parse_schema(SCHEMA), children=("hello",))
+    with pytest.raises(SchemaError, match=r"write Text\('hello'\)"):
         engine.add_schema(schema)
 
 
