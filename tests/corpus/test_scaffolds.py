@@ -261,3 +261,74 @@ def test_entry_is_noted_when_a_request_made_it_under_another_model(tmp_path):
     with opened(tmp_path, has_retrieval=False) as corpus:
         assert corpus.unscaffold([CAT_ID, DOG_ID]) is True
         assert not corpus.engine.store.remove(key)
+
+
+def test_scaffold_is_complete_when_it_came_during_an_adoption(corpus, monkeypatch):
+    """An adoption encodes what was made known while it encoded the rest."""
+    encode_live = corpus._prefixes._encode_live
+    made = []
+
+    def scaffold_meanwhile(prefix):
+        num_encoded = encode_live(prefix)
+        if not made:
+            made.append(corpus.scaffold([CAT_ID, DOG_ID]))
+        return num_encoded
+
+    monkeypatch.setattr(corpus._prefixes, "_encode_live", scaffold_meanwhile)
+    assert corpus.adopt_prefix(HEAD).result(60) == 3 + 1
+    assert made[0].num_prefixes == 1
+    uses = chunk_uses(corpus.generate(f"{HEAD}{CAT}{SEPARATOR}{DOG} Why?", SHORT))
+    assert [use.hit_kind for use in uses] == [HitKind.EXACT] * 2
+
+
+@pytest.mark.parametrize(
+    "begin", [lambda c: c.adopt_prefix(HEAD).result(60), lambda c: c.warm(TEXTS).result(60)]
+)
+def test_scaffold_stays_gone_when_it_was_dropped_while_it_was_encoded(corpus, monkeypatch, begin):
+    """What works in the background brings nothing back, and leaves no bytes of it."""
+    corpus.scaffold([CAT_ID, DOG_ID])
+    ((_, key, _), _) = read(corpus.plan(prompt(corpus, CAT, DOG)))
+    corpus.engine.store.remove(key)
+    make = corpus._scaffolds._make
+
+    def drop_first(*arguments, **options):
+        assert corpus.unscaffold([CAT_ID, DOG_ID]) is True
+        return make(*arguments, **options)
+
+    monkeypatch.setattr(corpus._scaffolds, "_make", drop_first)
+    begin(corpus)
+    assert corpus.scaffolds == ()
+    assert corpus.stats().catalog.num_entries == sum(
+        t.num_entries for t in corpus.stats().store
+    ) - len(corpus.prefixes)
+
+
+def test_one_entry_is_reported_when_all_prefixes_share_it():
+    """Under visibility ``module`` chunks see no prefix: bytes are counted once."""
+    with counted_corpus(visibility="module") as counted:
+        counted.corpus.add(TEXTS)
+        counted.corpus.adopt_prefix(HEAD).result(60)
+        before = counted.stats
+        report = counted.corpus.scaffold([CAT_ID, DOG_ID])
+        assert (report.num_prefixes, report.num_entries, report.num_encoded) == (1, 3, 1)
+        assert counted.stats.entry_bytes - before.entry_bytes == report.num_bytes
+
+
+def test_entry_is_noted_again_when_the_scaffold_was_collected_meanwhile(tmp_path):
+    """What a request stored of a former scaffold goes with the new one, too."""
+    with opened(tmp_path, has_retrieval=False, tenant="other") as maker:
+        maker.add(named(cat=CAT, dog=DOG))
+        maker.scaffold([CAT_ID, DOG_ID])
+        with opened(tmp_path, has_retrieval=False) as corpus:
+            asked = prompt(corpus, CAT, DOG)
+            request = corpus.plan(asked)
+            ((_, key, _), _) = read(request)
+            for _ in range(2):
+                corpus.generate(asked, SHORT)
+                assert not corpus.engine.source.missing([request.recipes[key]])
+                assert maker.remove("dog")
+                maker.gc()
+                assert corpus.engine.source.missing([request.recipes[key]]) == [key]
+                corpus.engine.store.remove(key)  # out of this process's memory
+                maker.add(named(dog=DOG))
+                maker.scaffold([CAT_ID, DOG_ID])
