@@ -31,6 +31,8 @@ from tests.support.scaffolds import (
     read,
 )
 
+HEAD = "Read this first.\n"
+
 
 @pytest.fixture
 def corpus():
@@ -157,6 +159,43 @@ def test_nothing_is_left_when_the_store_has_no_room():
         assert counted.stats == before
 
 
+def test_nothing_is_left_when_the_store_has_room_for_a_part_only(monkeypatch):
+    """Behind two prefixes, of which the second is refused: the first goes again."""
+    with counted_corpus() as counted:
+        counted.corpus.add(TEXTS)
+        counted.corpus.adopt_prefix(HEAD).result(60)
+        before = counted.entries.stats()[0].num_entries
+        put = counted.entries.put
+
+        def put_one(entry, *, pinned=False):
+            put(entry, pinned=pinned)
+            counted.entries.is_full = True
+
+        monkeypatch.setattr(counted.entries, "put", put_one)
+        with pytest.raises(StoreFull):
+            counted.corpus.scaffold([CAT_ID, DOG_ID])
+        assert counted.entries.stats()[0].num_entries == before
+        assert counted.corpus.scaffolds == ()
+
+
+def test_scaffold_is_complete_when_an_adoption_ends_meanwhile(corpus, monkeypatch):
+    """An adoption that had passed all scaffolds before this one was known: it is encoded here."""
+    record = corpus._catalog.scaffolds.record
+    adopted = []
+
+    def adopt_first(*arguments, **options):
+        if not adopted:
+            adopted.append(corpus.adopt_prefix(HEAD).result(60))
+        return record(*arguments, **options)
+
+    monkeypatch.setattr(corpus._catalog.scaffolds, "record", adopt_first)
+    report = corpus.scaffold([CAT_ID, DOG_ID])
+    assert adopted == [3]
+    assert (report.num_prefixes, report.num_encoded) == (2, 2)
+    uses = chunk_uses(corpus.generate(f"{HEAD}{CAT}{SEPARATOR}{DOG} Why?", SHORT))
+    assert [use.hit_kind for use in uses] == [HitKind.EXACT] * 2
+
+
 def test_every_chunk_is_a_miss_when_the_entry_was_evicted(corpus):
     """The request encodes the joint entry, and the next one reads it."""
     corpus.scaffold([CAT_ID, DOG_ID])
@@ -219,9 +258,6 @@ def test_entries_leave_the_store_when_a_scaffold_is_dropped(corpus):
     assert corpus.stats().catalog == before
     uses = chunk_uses(corpus.generate(prompt(corpus, CAT, DOG), SHORT))
     assert [use.hit_kind for use in uses] == [HitKind.EXACT, HitKind.COMPOSED]
-
-
-HEAD = "Read this first.\n"
 
 
 def test_scaffold_is_encoded_behind_a_prefix_that_is_adopted(corpus):

@@ -160,7 +160,7 @@ def test_shared_entries_are_leased_once_when_many_read_them():
 @pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt])
 def test_leases_come_back_when_a_batch_fails(at, error):
     """An error or an interrupt in any pass; requests are counted as failed, and the next works."""
-    engine, store = spied_engine()
+    engine, store = spied_engine(tenant="t")
     requests = [chunk_request(engine, labels) for labels in ("ab", "ba", "c")]
     for request in requests:
         ingest(engine, request)
@@ -169,8 +169,10 @@ def test_leases_come_back_when_a_batch_fails(at, error):
         engine.generate_batch(requests, SHORT)
     handle.remove()
     assert store.num_leased == 0
-    total = engine.stats.snapshot().total
-    assert (total.requests["failed"], total.num_requests) == (3, 3)
+    snapshot = engine.stats.snapshot()
+    (group,) = snapshot.groups
+    assert (group.template, group.tenant) == ("chunks", "t")
+    assert (snapshot.total.requests["failed"], snapshot.total.num_requests) == (3, 3)
     assert len(engine.generate_batch(requests, SHORT)) == 3
 
 
