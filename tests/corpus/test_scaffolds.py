@@ -196,6 +196,22 @@ def test_scaffold_is_complete_when_an_adoption_ends_meanwhile(corpus, monkeypatc
     assert [use.hit_kind for use in uses] == [HitKind.EXACT] * 2
 
 
+def test_nothing_is_left_when_a_prefix_is_forgotten_meanwhile(corpus, monkeypatch):
+    """What was encoded behind it leaves the store with it."""
+    corpus.adopt_prefix(HEAD).result(60)
+    record = corpus._catalog.scaffolds.record
+
+    def forget_first(*arguments, **options):
+        corpus.forget_prefix(HEAD)
+        return record(*arguments, **options)
+
+    monkeypatch.setattr(corpus._catalog.scaffolds, "record", forget_first)
+    corpus.scaffold([CAT_ID, DOG_ID])
+    stats = corpus.stats()
+    assert stats.catalog.num_entries == 3 + 1
+    assert stats.store[0].num_entries == 3 + 1 + 1, "the corpus's own prefix"
+
+
 def test_every_chunk_is_a_miss_when_the_entry_was_evicted(corpus):
     """The request encodes the joint entry, and the next one reads it."""
     corpus.scaffold([CAT_ID, DOG_ID])
