@@ -384,3 +384,20 @@ def test_entry_is_noted_again_when_the_scaffold_was_collected_meanwhile(tmp_path
                 corpus.engine.store.remove(key)  # out of this process's memory
                 maker.add(named(dog=DOG))
                 maker.scaffold([CAT_ID, DOG_ID])
+
+
+def test_scaffold_is_dropped_when_a_chunk_of_it_is_gone(corpus):
+    """Also before gc; then it is not back when its document is."""
+    corpus.scaffold([CAT_ID, DOG_ID])
+    corpus.remove("dog")
+    assert corpus.unscaffold([CAT_ID, DOG_ID]) is True
+    corpus.add(named(dog=DOG))
+    assert corpus.scaffolds == ()
+
+
+def test_scaffold_is_left_out_when_it_does_not_fit_behind_an_adopted_prefix():
+    """Its chunks fit apart, and are encoded."""
+    with opened(context_limit=280) as corpus:
+        corpus.add(TEXTS)
+        corpus.scaffold([CAT_ID, DOG_ID])
+        assert corpus.adopt_prefix("x" * 180).result(60) == len(TEXTS)
