@@ -9,16 +9,7 @@ import pytest
 from pc_rag.corpus import Document
 from pc_rag.errors import IngestError, LayoutError, StoreFull
 from pc_rag.types import HitKind, MissReason
-from tests.support.corpora import (
-    CAT,
-    DOG,
-    FISH,
-    SHORT,
-    TEXTS,
-    chunk_uses,
-    named,
-    opened,
-)
+from tests.support.corpora import CAT, DOG, FISH, SHORT, TEXTS, chunk_uses, named, opened
 from tests.support.counted_corpora import counted_corpus
 from tests.support.processes import run_script
 from tests.support.scaffolds import (
