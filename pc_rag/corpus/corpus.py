@@ -317,11 +317,12 @@ class Corpus:
     def warm(self, texts: Iterable[str]) -> Future[int]:
         """Bring the entries of the chunks in some texts into the nearest tier, in the background.
 
-        For chunks that a prompt is about to hold. What is missing is encoded, behind every prefix
-        of ``prefixes``. One thread works, an entry at a time; a request waits for the encoding of
-        one chunk at most. Calls with the same texts are done as one while they wait; each has a
-        future of its own. Of more than 32 that wait the oldest are cancelled, and so are all when
-        the corpus is closed or the process ends. Entries brought near count as hits of the store.
+        For chunks that a prompt is about to hold, and the scaffolds of which all chunks are among
+        them. What is missing is encoded, behind every prefix of ``prefixes``. One thread works, an
+        entry at a time; a request waits for the encoding of one entry at most. Calls with the same
+        texts are done as one while they wait. Of more than 32 that wait the oldest are cancelled,
+        and so are all when the corpus is closed or the process ends. Entries brought near count as
+        hits of the store.
 
         Args:
             texts: Retrieved texts, or whole prompts: a text is a chunk, or chunks (or heads of

@@ -84,7 +84,13 @@ class CorpusParts:
             kinds = (self.ingest, self.scaffolds)
             self.prefixes = PrefixSet(engine, self.catalog, self.prompts.own_head(), kinds)
             opened.callback(self.prefixes.close)
-            self.warmer = Warmer(engine, self.lookup, self.ingest.entries, self.prefixes)
+            self.warmer = Warmer(
+                engine,
+                self.lookup,
+                self.ingest.entries,
+                prefixes=self.prefixes,
+                scaffolds=self.scaffolds,
+            )
             opened.callback(self.warmer.close)
             self._opened = opened.pop_all()
 

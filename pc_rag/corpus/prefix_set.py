@@ -191,12 +191,12 @@ class PrefixSet:
     def _adopt(self, record: PrefixRecord) -> int:
         try:
             prefix = corpus_prefix(self._engine, record)
-            generation = self._catalog.generation()
+            revision = self._catalog.scaffolds.revision()
             num_encoded = self._encode_live(prefix)
             with self._lock:
                 self._held = self._held.adopting(prefix)
             self._note(record, _Standing.ADOPTED)
-            if self._catalog.generation() != generation:  # published meanwhile, without it
+            if self._catalog.scaffolds.revision() != revision:  # some came meanwhile, without it
                 num_encoded += self._encode_live(prefix)
             return num_encoded
         finally:

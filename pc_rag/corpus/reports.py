@@ -122,7 +122,8 @@ class ScaffoldReport:
         chunk_ids: Its chunks in order.
         num_tokens: Tokens of its entry: those of the chunks, and of the separators between them.
         num_bytes: Bytes of the entry's keys and values, behind every prefix.
-        num_prefixes: Prefixes that it is encoded behind.
+        num_prefixes: Prefixes that it is encoded behind; 1 under visibility ``module``, where all
+            of them have one entry.
         num_encoded: Entries encoded by this call; 0 where all were stored.
     """
 

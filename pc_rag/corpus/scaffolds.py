@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import product
 from typing import TYPE_CHECKING
 
 from pc_rag.corpus.catalog.records import ChunkId, ScaffoldEntry, ScaffoldRecord, scaffold_id_of
@@ -26,6 +27,7 @@ from pc_rag.errors import IngestError, LayoutError, StoreFull
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from collections.abc import Set as AbstractSet
 
     from pc_rag.corpus.catalog import Catalog
     from pc_rag.corpus.chunk_entries import ChunkEntries
@@ -66,11 +68,13 @@ class _Known:
         revision: See ``ScaffoldTable.revision``.
         records: The scaffolds in the order they came.
         by_first: What prompts see of them, by id of their first chunk.
+        noted: Entries that the catalog was told of by requests since.
     """
 
     revision: tuple[int, int]
     records: tuple[ScaffoldRecord, ...]
     by_first: dict[str, list[KnownScaffold]]
+    noted: set[ModuleKey] = field(default_factory=set)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +117,6 @@ class Scaffolds:
         self._encoded = encoded
         self._served = served
         self._held = _Known((-1, -1), (), {})
-        self._noted: set[ModuleKey] = set()
 
     @property
     def live(self) -> tuple[ScaffoldRecord, ...]:
@@ -131,7 +134,8 @@ class Scaffolds:
         known = {prefix.record.id for prefix in prefixes}
         late = [prefix for prefix in self._encoded() if prefix.record.id not in known]
         num_encoded += self._make(scaffold, token_ids, late, pinned=pinned)
-        num_prefixes = len(prefixes) + len(late)
+        # Prefixes that chunks see nothing of share one entry.
+        num_prefixes = len({prefix.context_keys for prefix in (*prefixes, *late)})
         return ScaffoldReport(
             chunk_ids=scaffold.chunk_ids,
             num_tokens=len(token_ids),
@@ -148,7 +152,6 @@ class Scaffolds:
         for scaffold in found:
             for key in self._catalog.scaffolds.entries_of(scaffold.id):
                 self._engine.store.remove(key)
-                self._noted.discard(key)
         self._catalog.scaffolds.remove(scaffold.id for scaffold in found)
         return bool(found)
 
@@ -169,13 +172,42 @@ class Scaffolds:
             plan: The request's.
         """
         ids = {each.scaffold.id for each in placed if isinstance(each, ScaffoldPlace)}
-        read = {part.key for part in plan.cached} - self._noted if ids else set()
-        for scaffold in self.live if read else ():
+        known = self._known() if ids else self._held
+        read = {part.key for part in plan.cached} - known.noted if ids else set()
+        for scaffold in known.records if read else ():
             if scaffold.id in ids:
                 wanted = self._wanted(scaffold, self._token_ids(scaffold), self._served())
                 found = [each.entry for each in wanted if each.entry.key in read]
-                self._catalog.scaffolds.record(scaffold, found)
-                self._noted.update(entry.key for entry in found)
+                self._catalog.scaffolds.record(scaffold, found, adds=False)
+                known.noted.update(entry.key for entry in found)
+
+    def bring_near(self, chunk_ids: AbstractSet[str], *, is_ending: Callable[[], bool]) -> None:
+        """Bring near the entries of scaffolds whose chunks are all among some; one at a time.
+
+        What is missing is encoded behind every prefix that scaffolds are encoded behind.
+
+        Args:
+            chunk_ids: The chunks.
+            is_ending: Asked before each entry; nothing more is done once it says so.
+
+        Raises:
+            StoreFull: The store has no room for a missing one.
+            StoreIOError: The store's medium failed.
+        """
+        encoded_ids = {prefix.record.id for prefix in self._encoded()}
+        whole = (each for each in self.live if chunk_ids >= set(each.chunk_ids))
+        for scaffold, prefix in product(whole, self._served()):
+            if is_ending():
+                return
+            token_ids = self._token_ids(scaffold)
+            (wanted,) = self._wanted(scaffold, token_ids, [prefix])
+            if not self._engine.source.missing([wanted.recipe]):
+                table = recipe_table([wanted.recipe], [prefix])
+                with self._engine.source.acquire([wanted.entry.key], table):
+                    pass  # a lease brings the entry near, and giving it back leaves it there
+            elif prefix.record.id in encoded_ids and self._fits(token_ids, prefix):
+                with suppress(IngestError):  # it went meanwhile
+                    self._make(scaffold, token_ids, [prefix], pinned=False, adds=False)
 
     def encode_live(self, prefix: CorpusPrefix) -> int:
         """Encode every scaffold behind one prefix; how many entries were missing.
@@ -200,7 +232,7 @@ class Scaffolds:
             token_ids = self._token_ids(scaffold)
             fitting = [each for each in prefixes if self._fits(token_ids, each)]
             with suppress(IngestError, StoreFull):  # encoded when it is asked for
-                num_encoded += self._make(scaffold, token_ids, fitting, pinned=False)
+                num_encoded += self._make(scaffold, token_ids, fitting, pinned=False, adds=False)
         return num_encoded
 
     def _known(self) -> _Known:
@@ -282,12 +314,20 @@ class Scaffolds:
         prefixes: Sequence[CorpusPrefix],
         *,
         pinned: bool,
+        adds: bool = True,
     ) -> int:
         """Encode what the store lacks, then note it; how many entries were encoded.
 
+        Args:
+            scaffold: What is encoded.
+            token_ids: Its tokens.
+            prefixes: What it is encoded behind.
+            pinned: Never evict the entries.
+            adds: Whether it is made known where it is not; one that was dropped stays so otherwise.
+
         Raises:
             StoreFull: The store has no room; what was stored of it has left again.
-            IngestError: A chunk went meanwhile; likewise.
+            IngestError: A chunk went meanwhile, or a scaffold that is not added did; likewise.
         """
         engine = self._engine
         wanted = self._wanted(scaffold, token_ids, prefixes)
@@ -300,10 +340,12 @@ class Scaffolds:
             if encoded.refusal is not None:
                 self._drop(missing)
                 raise encoded.refusal
-        if not self._catalog.scaffolds.record(scaffold, (each.entry for each in wanted)):
+        noted = (each.entry for each in wanted)
+        if not self._catalog.scaffolds.record(scaffold, noted, adds=adds):
             self._drop(missing)
             raise IngestError(
-                "scaffold: a chunk of it was removed while it was encoded; look its ids up again"
+                "scaffold: it or a chunk of it was removed while it was encoded; look the ids up "
+                "again"
             )
         kept = {record.id for record in self._catalog.prefixes.all()}
         forgotten = (e.entry.key for e in wanted if e.entry.prefix_id not in (None, *kept))

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from pc_rag.corpus.lookup import ChunkLookup
     from pc_rag.corpus.prefix_set import PrefixSet
     from pc_rag.corpus.prefixes import CorpusPrefix
+    from pc_rag.corpus.scaffolds import Scaffolds
     from pc_rag.engine import PromptCache
 
 
@@ -35,6 +36,7 @@ class Warmer:
         lookup: Finds chunks in texts.
         entries: The entries of chunks.
         prefixes: What chunks are encoded behind.
+        scaffolds: Chunks that are encoded together.
     """
 
     def __init__(
@@ -42,12 +44,15 @@ class Warmer:
         engine: PromptCache,
         lookup: ChunkLookup,
         entries: ChunkEntries,
+        *,
         prefixes: PrefixSet,
+        scaffolds: Scaffolds,
     ) -> None:
         self._engine = engine
         self._lookup = lookup
         self._entries = entries
         self._prefixes = prefixes
+        self._scaffolds = scaffolds
         self._background = BackgroundWork[int](
             "pc-rag-warm", when_closed="the corpus is closed; open it again to warm its chunks"
         )
@@ -71,6 +76,7 @@ class Warmer:
                 break
             self._warm_chunk(chunk_id, text)
             num_warmed += 1
+        self._scaffolds.bring_near(chunks.keys(), is_ending=lambda: self._background.is_ending)
         return num_warmed
 
     def _found_in(self, text: str) -> Iterator[tuple[ChunkId, str]]:

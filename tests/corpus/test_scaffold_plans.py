@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pc_rag.corpus import PromptFormat
+from pc_rag.corpus.parts import HeadTokens
 from pc_rag.corpus.places import ChunkPlace, KnownScaffold, ScaffoldPlace, place_scaffolds
 from pc_rag.corpus.places import side_by_side as arranged
 from pc_rag.layout.plan import Cached, Fresh, FreshKind
@@ -227,3 +228,12 @@ def test_parts_are_cached_when_a_scaffold_ends_the_prompt(corpus):
     assert [(use.label, use.num_tokens) for use in uses] == [
         (CAT_ID, len(CAT + SEPARATOR)), (DOG_ID, len(DOG)),
     ]  # fmt: skip
+
+
+def test_single_entries_are_read_when_only_a_head_of_a_chunk_stands_there():
+    """A part of the last chunk is no whole scaffold, and is read from that chunk's entry."""
+    head = HeadTokens((1, 2, 3), num_read=2, num_chars=2)
+    cut = [ChunkPlace("a", "one"), (9,), ChunkPlace("b", "tw", head)]
+    known = KnownScaffold("s", ("a", "b"), (9,))
+    assert place_scaffolds(cut, {"a": [known]}) == cut
+    assert place_scaffolds([*cut[:2], ChunkPlace("b", "two")], {"a": [known]}) != cut

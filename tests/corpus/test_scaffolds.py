@@ -9,16 +9,7 @@ import pytest
 from pc_rag.corpus import Document
 from pc_rag.errors import IngestError, LayoutError, StoreFull
 from pc_rag.types import HitKind, MissReason
-from tests.support.corpora import (
-    CAT,
-    DOG,
-    FISH,
-    SHORT,
-    TEXTS,
-    chunk_uses,
-    named,
-    opened,
-)
+from tests.support.corpora import CAT, DOG, FISH, SHORT, TEXTS, chunk_uses, named, opened
 from tests.support.counted_corpora import counted_corpus
 from tests.support.processes import run_script
 from tests.support.scaffolds import (
@@ -30,6 +21,8 @@ from tests.support.scaffolds import (
     prompt,
     read,
 )
+
+HEAD = "Read this first.\n"
 
 
 @pytest.fixture
@@ -160,6 +153,59 @@ def test_nothing_is_left_when_the_store_has_no_room():
         assert counted.stats == before
 
 
+def test_nothing_is_left_when_the_store_has_room_for_a_part_only(monkeypatch):
+    """Behind two prefixes, of which the second is refused: the first goes again."""
+    with counted_corpus() as counted:
+        counted.corpus.add(TEXTS)
+        counted.corpus.adopt_prefix(HEAD).result(60)
+        before = counted.entries.stats()[0].num_entries
+        put = counted.entries.put
+
+        def put_one(entry, *, pinned=False):
+            put(entry, pinned=pinned)
+            counted.entries.is_full = True
+
+        monkeypatch.setattr(counted.entries, "put", put_one)
+        with pytest.raises(StoreFull):
+            counted.corpus.scaffold([CAT_ID, DOG_ID])
+        assert counted.entries.stats()[0].num_entries == before
+        assert counted.corpus.scaffolds == ()
+
+
+def test_scaffold_is_complete_when_an_adoption_ends_meanwhile(corpus, monkeypatch):
+    """An adoption that had passed all scaffolds before this one was known: it is encoded here."""
+    record = corpus._catalog.scaffolds.record
+    adopted = []
+
+    def adopt_first(*arguments, **options):
+        if not adopted:
+            adopted.append(corpus.adopt_prefix(HEAD).result(60))
+        return record(*arguments, **options)
+
+    monkeypatch.setattr(corpus._catalog.scaffolds, "record", adopt_first)
+    report = corpus.scaffold([CAT_ID, DOG_ID])
+    assert adopted == [3]
+    assert (report.num_prefixes, report.num_encoded) == (2, 2)
+    uses = chunk_uses(corpus.generate(f"{HEAD}{CAT}{SEPARATOR}{DOG} Why?", SHORT))
+    assert [use.hit_kind for use in uses] == [HitKind.EXACT] * 2
+
+
+def test_nothing_is_left_when_a_prefix_is_forgotten_meanwhile(corpus, monkeypatch):
+    """What was encoded behind it leaves the store with it."""
+    corpus.adopt_prefix(HEAD).result(60)
+    record = corpus._catalog.scaffolds.record
+
+    def forget_first(*arguments, **options):
+        corpus.forget_prefix(HEAD)
+        return record(*arguments, **options)
+
+    monkeypatch.setattr(corpus._catalog.scaffolds, "record", forget_first)
+    corpus.scaffold([CAT_ID, DOG_ID])
+    stats = corpus.stats()
+    assert stats.catalog.num_entries == 3 + 1
+    assert stats.store[0].num_entries == 3 + 1 + 1, "the corpus's own prefix"
+
+
 def test_every_chunk_is_a_miss_when_the_entry_was_evicted(corpus):
     """The request encodes the joint entry, and the next one reads it."""
     corpus.scaffold([CAT_ID, DOG_ID])
@@ -224,9 +270,6 @@ def test_entries_leave_the_store_when_a_scaffold_is_dropped(corpus):
     assert [use.hit_kind for use in uses] == [HitKind.EXACT, HitKind.COMPOSED]
 
 
-HEAD = "Read this first.\n"
-
-
 def test_scaffold_is_encoded_behind_a_prefix_that_is_adopted(corpus):
     """Exact behind it too; what comes later is encoded behind both; forgetting takes both back."""
     corpus.scaffold([CAT_ID, DOG_ID])
@@ -264,3 +307,91 @@ def test_entry_is_noted_when_a_request_made_it_under_another_model(tmp_path):
     with opened(tmp_path, has_retrieval=False) as corpus:
         assert corpus.unscaffold([CAT_ID, DOG_ID]) is True
         assert not corpus.engine.store.remove(key)
+
+
+def test_scaffold_is_complete_when_it_came_during_an_adoption(corpus, monkeypatch):
+    """An adoption encodes what was made known while it encoded the rest."""
+    encode_live = corpus._prefixes._encode_live
+    made = []
+
+    def scaffold_meanwhile(prefix):
+        num_encoded = encode_live(prefix)
+        if not made:
+            made.append(corpus.scaffold([CAT_ID, DOG_ID]))
+        return num_encoded
+
+    monkeypatch.setattr(corpus._prefixes, "_encode_live", scaffold_meanwhile)
+    assert corpus.adopt_prefix(HEAD).result(60) == 3 + 1
+    assert made[0].num_prefixes == 1
+    uses = chunk_uses(corpus.generate(f"{HEAD}{CAT}{SEPARATOR}{DOG} Why?", SHORT))
+    assert [use.hit_kind for use in uses] == [HitKind.EXACT] * 2
+
+
+@pytest.mark.parametrize(
+    "begin", [lambda c: c.adopt_prefix(HEAD).result(60), lambda c: c.warm(TEXTS).result(60)]
+)
+def test_scaffold_stays_gone_when_it_was_dropped_while_it_was_encoded(corpus, monkeypatch, begin):
+    """What works in the background brings nothing back, and leaves no bytes of it."""
+    corpus.scaffold([CAT_ID, DOG_ID])
+    ((_, key, _), _) = read(corpus.plan(prompt(corpus, CAT, DOG)))
+    corpus.engine.store.remove(key)
+    make = corpus._scaffolds._make
+
+    def drop_first(*arguments, **options):
+        assert corpus.unscaffold([CAT_ID, DOG_ID]) is True
+        return make(*arguments, **options)
+
+    monkeypatch.setattr(corpus._scaffolds, "_make", drop_first)
+    begin(corpus)
+    assert corpus.scaffolds == ()
+    assert corpus.stats().catalog.num_entries == sum(
+        t.num_entries for t in corpus.stats().store
+    ) - len(corpus.prefixes)
+
+
+def test_one_entry_is_reported_when_all_prefixes_share_it():
+    """Under visibility ``module`` chunks see no prefix: bytes are counted once."""
+    with counted_corpus(visibility="module") as counted:
+        counted.corpus.add(TEXTS)
+        counted.corpus.adopt_prefix(HEAD).result(60)
+        before = counted.stats
+        report = counted.corpus.scaffold([CAT_ID, DOG_ID])
+        assert (report.num_prefixes, report.num_entries, report.num_encoded) == (1, 3, 1)
+        assert counted.stats.entry_bytes - before.entry_bytes == report.num_bytes
+
+
+def test_entry_is_noted_again_when_the_scaffold_was_collected_meanwhile(tmp_path):
+    """What a request stored of a former scaffold goes with the new one, too."""
+    with opened(tmp_path, has_retrieval=False, tenant="other") as maker:
+        maker.add(named(cat=CAT, dog=DOG))
+        maker.scaffold([CAT_ID, DOG_ID])
+        with opened(tmp_path, has_retrieval=False) as corpus:
+            asked = prompt(corpus, CAT, DOG)
+            request = corpus.plan(asked)
+            ((_, key, _), _) = read(request)
+            for _ in range(2):
+                corpus.generate(asked, SHORT)
+                assert not corpus.engine.source.missing([request.recipes[key]])
+                assert maker.remove("dog")
+                maker.gc()
+                assert corpus.engine.source.missing([request.recipes[key]]) == [key]
+                corpus.engine.store.remove(key)  # out of this process's memory
+                maker.add(named(dog=DOG))
+                maker.scaffold([CAT_ID, DOG_ID])
+
+
+def test_scaffold_is_dropped_when_a_chunk_of_it_is_gone(corpus):
+    """Also before gc; then it is not back when its document is."""
+    corpus.scaffold([CAT_ID, DOG_ID])
+    corpus.remove("dog")
+    assert corpus.unscaffold([CAT_ID, DOG_ID]) is True
+    corpus.add(named(dog=DOG))
+    assert corpus.scaffolds == ()
+
+
+def test_scaffold_is_left_out_when_it_does_not_fit_behind_an_adopted_prefix():
+    """Its chunks fit apart, and are encoded."""
+    with opened(context_limit=280) as corpus:
+        corpus.add(TEXTS)
+        corpus.scaffold([CAT_ID, DOG_ID])
+        assert corpus.adopt_prefix("x" * 180).result(60) == len(TEXTS)

@@ -19,6 +19,8 @@ from pc_rag.kv.memory_tier import MemoryTier
 from pc_rag.kv.tiered_store import TieredStore
 from pc_rag.types import Tier
 from tests.support.corpora import CAT, DOG, FISH, SHORT, TEXTS, chunk_uses, opened, tiny_engine
+from tests.support.scaffolds import CAT_ID, DOG_ID
+from tests.support.scaffolds import prompt as asked_of
 
 WAIT_SECONDS = 60
 
@@ -70,6 +72,36 @@ def test_chunks_are_served_from_memory_when_they_were_warmed(tmp_path):
         assert near.num_entries == 3
         assert tiers_of(corpus, "\n".join(TEXTS)) == [Tier.HOST, Tier.HOST, Tier.DISK]
     store.close()
+
+
+@pytest.mark.parametrize(
+    ("texts", "num_near"),
+    [([DOG, CAT], 4), ([f"{CAT} and {DOG}"], 4), ([CAT, FISH], 3), ([DOG], 2)],
+)
+def test_scaffold_is_near_when_all_its_chunks_were_warmed(tmp_path, texts, num_near):
+    """Beside the prefix and the chunks' own entries; not where one of its chunks is missing."""
+    with opened(tmp_path, has_retrieval=False) as corpus:
+        corpus.add(TEXTS)
+        corpus.scaffold([CAT_ID, DOG_ID])
+    with opened(tmp_path, has_retrieval=False) as corpus:
+        warmed(corpus, texts)
+        assert corpus.engine.store.stats()[0].num_entries == num_near
+        tiers = tiers_of(corpus, asked_of(corpus, CAT, DOG))
+        assert tiers == [Tier.HOST if num_near == 4 else Tier.DISK] * 2
+
+
+def test_missing_entries_of_scaffolds_are_encoded_when_they_are_warmed(corpus):
+    """Behind every prefix; the next requests have hits only."""
+    corpus.scaffold([CAT_ID, DOG_ID])
+    corpus.adopt_prefix("Read: ").result(WAIT_SECONDS)
+    prompts = [f"{head}{CAT}\n\n{DOG} Why?" for head in ("", "Read: ")]
+    for each in prompts:
+        for part in corpus.plan(each).plan.cached:
+            corpus.engine.store.remove(part.key)
+    assert warmed(corpus, [CAT, DOG]) == 2
+    for each in prompts:
+        assert all(use.is_hit for use in chunk_uses(corpus.generate(each, SHORT)))
+    assert corpus.scaffold([CAT_ID, DOG_ID]).num_encoded == 0
 
 
 def test_missing_entries_are_encoded_when_they_are_warmed(corpus):

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import pytest
 
@@ -10,6 +13,7 @@ from pc_rag.config import EngineConfig
 from pc_rag.errors import ConfigError, GenerationError, LayoutError, PromptError
 from pc_rag.kv.memory_tier import MemoryTier
 from pc_rag.metrics import Stopwatch
+from pc_rag.model.batch_tails import allocate_tails
 from pc_rag.model.sampling import GenerationConfig
 from pc_rag.types import MissReason
 from tests.support.engines import (
@@ -87,6 +91,61 @@ def test_modules_that_one_prompt_reads_are_copied_and_given_back_at_once():
     assert store.num_leased == 0
 
 
+def watched_buffers(engine, monkeypatch):
+    """How many buffers of a batch are held at each forward pass, and a function that counts now."""
+    held, found = [], []
+
+    def allocate(*arguments, **options):
+        tails = allocate_tails(*arguments, **options)
+        held.extend(
+            weakref.ref(each) for each in {id(t.block): t.block.keys for t in tails}.values()
+        )
+        return tails
+
+    def num_held():
+        return sum(each() is not None for each in held)
+
+    monkeypatch.setattr("pc_rag.engine.batch_group.allocate_tails", allocate)
+    engine.loaded.model.register_forward_pre_hook(lambda *_: found.append(num_held()))
+    return found, num_held
+
+
+def test_buffer_goes_when_the_last_of_its_sequences_ends(monkeypatch):
+    """Two that end at once, and one that goes on; nothing is left behind the batch."""
+    engine, _ = spied_engine()
+    found, num_held = watched_buffers(engine, monkeypatch)
+    configs = [GenerationConfig(max_new_tokens=length) for length in (2, 6, 2)]
+    batch = engine.prepare_batch(["x" * 50, "x", "x" * 50], configs)
+    batch.run()
+    assert found == [2, 2, 1, 1, 1, 1]
+    assert num_held() == 0
+
+
+@pytest.mark.parametrize("at", [0, 2])
+def test_buffers_go_when_a_batch_fails_that_somebody_holds(at, monkeypatch):
+    """Whoever keeps a failed batch keeps no KV of it."""
+    engine, _ = spied_engine()
+    _, num_held = watched_buffers(engine, monkeypatch)
+    batch = engine.prepare_batch(["one", "two" * 20], SHORT)
+    failing(engine, at=at)
+    with suppress(ZeroDivisionError):
+        batch.run()
+    gc.collect()
+    assert num_held() == 0
+
+
+def test_prompt_has_a_pass_of_its_own_when_it_is_too_long_for_one(monkeypatch):
+    """First or last: no pass is empty."""
+    monkeypatch.setattr("pc_rag.engine.batch_group._PASS_TOKENS", 8)
+    engine, _ = spied_engine()
+    passes = []
+    engine.loaded.model.register_forward_pre_hook(
+        lambda _module, _args, given: passes.append(given["input_ids"].shape[1]), with_kwargs=True
+    )
+    engine.generate_batch(["x" * 20, "abc", "abcd", "x" * 9], GenerationConfig(max_new_tokens=1))
+    assert passes == [20, 7, 9]
+
+
 def test_shared_entries_are_leased_once_when_many_read_them():
     """One lease of each entry for the whole group."""
     engine, store = spied_engine()
@@ -101,7 +160,7 @@ def test_shared_entries_are_leased_once_when_many_read_them():
 @pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt])
 def test_leases_come_back_when_a_batch_fails(at, error):
     """An error or an interrupt in any pass; requests are counted as failed, and the next works."""
-    engine, store = spied_engine()
+    engine, store = spied_engine(tenant="t")
     requests = [chunk_request(engine, labels) for labels in ("ab", "ba", "c")]
     for request in requests:
         ingest(engine, request)
@@ -110,8 +169,10 @@ def test_leases_come_back_when_a_batch_fails(at, error):
         engine.generate_batch(requests, SHORT)
     handle.remove()
     assert store.num_leased == 0
-    total = engine.stats.snapshot().total
-    assert (total.requests["failed"], total.num_requests) == (3, 3)
+    snapshot = engine.stats.snapshot()
+    (group,) = snapshot.groups
+    assert (group.template, group.tenant) == ("chunks", "t")
+    assert (snapshot.total.requests["failed"], snapshot.total.num_requests) == (3, 3)
     assert len(engine.generate_batch(requests, SHORT)) == 3
 
 
@@ -210,7 +271,7 @@ def ticking_engine(monkeypatch):
         nonlocal now
         now += 1
 
-    engine.loaded.model.register_forward_pre_hook(tick)
+    engine.loaded.model.base_model.register_forward_pre_hook(tick)  # encoding needs no more
     monkeypatch.setattr(engine, "start_watch", lambda: Stopwatch(read_clock=lambda: now))
     return engine
 
@@ -237,6 +298,28 @@ def test_wait_for_earlier_groups_is_part_of_ttft(size, ttft, monkeypatch):
     assert [each.ttft_seconds for each in metrics] == ttft
     assert [each.prefill_seconds for each in metrics] == [1.0] * 3
     assert [each.decode_seconds for each in metrics] == [CAN_ANSWER] * 3
+
+
+def test_group_pays_for_its_own_entries_when_earlier_groups_encoded_others(monkeypatch):
+    """Its clock goes on from the call, and knows nothing of what others waited for."""
+    engine = ticking_engine(monkeypatch)
+    requests = [chunk_request(engine, label, prefix="") for label in "aaabb"]
+    found = engine.generate_batch(requests, SHORT, max_batch_size=3)
+    encoding = [completion.metrics.encode_seconds for completion in found]
+    assert encoding == [1.0] * 5
+
+
+def test_rate_is_not_learned_when_a_pass_attends_much_that_is_stored(monkeypatch):
+    """Such a pass is slower per token than the plain prefill that the rate stands for."""
+    monkeypatch.setattr("pc_rag.metrics.rate.MIN_PASS_TOKENS", 8)
+    engine, _ = spied_engine()
+    requests = [chunk_request(engine, "a") for _ in range(2)]
+    for _ in range(3):
+        found = engine.generate_batch(requests, SHORT)
+    assert found[0].metrics.prefill_tokens_per_second is None
+    for _ in range(2):
+        (plain,) = engine.generate_batch(["x" * 20], SHORT)
+    assert plain.metrics.prefill_tokens_per_second > 0
 
 
 def test_batch_works_when_the_store_keeps_nothing():

@@ -125,6 +125,18 @@ def test_siblings_are_near_when_a_member_was_imported(restarted):
     assert near_modules(engine) == ["a", "b", "c"]
 
 
+@pytest.mark.parametrize("options", [{}, {"max_batch_size": 1}, {"share": False}])
+def test_siblings_are_near_when_a_batch_imported_a_member(restarted, options):
+    """As behind single calls; not behind a batch that computes everything."""
+    engine = restarted(prefetch_siblings=True)
+    engine.generate_batch([PROMPT] * 2, SHORT, reuse=False, **options)
+    finish_background(engine)
+    assert near_modules(engine) == []
+    engine.generate_batch([PROMPT] * 2, SHORT, **options)
+    finish_background(engine)
+    assert near_modules(engine) == ["a", "b", "c"]
+
+
 def test_siblings_stay_where_they_are_when_nobody_asked_for_them(restarted):
     """By default, in the uncached arm, and where no union is imported."""
     engine = restarted()

@@ -201,6 +201,24 @@ def test_batch_equals_single_calls_when_answers_stop(engines):
     assert FinishReason.STOP in {c.finish_reason for c in found}
 
 
+@pytest.mark.parametrize("early", [[0], [1], [1, 2], [0, 2, 4], [4]])
+def test_batch_equals_single_calls_when_some_of_one_buffer_stop(early):
+    """Prompts of one length lie side by side; who stops leaves a gap between the others' slots."""
+    engine = tiny_engine(config=NO_PREFIX_CACHE, only_ascii=True)
+    prompts = [f"What begins with {letter}?" for letter in "vwxyz"]
+    config = GenerationConfig(max_new_tokens=12)
+    texts = [engine.generate(prompt, config).text for prompt in prompts]
+    assert len(set(texts)) == len(texts)
+    configs = [
+        GenerationConfig(max_new_tokens=12, stop=(text[1:3],)) if number in early else config
+        for number, text in enumerate(texts)
+    ]
+    found = engine.generate_batch(prompts, configs)
+    expected = [engine.generate(p, c) for p, c in zip(prompts, configs, strict=True)]
+    assert [c.text for c in found] == [c.text for c in expected]
+    assert [len(c.token_ids) < 12 for c in found] == [n in early for n in range(len(texts))]
+
+
 @pytest.mark.parametrize("max_batch_size", [1, 2, 3, 100])
 def test_order_is_kept_when_a_batch_is_split_into_groups(engines, max_batch_size):
     """Results come in the order of the prompts, however many run side by side."""

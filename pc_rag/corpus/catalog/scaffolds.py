@@ -35,23 +35,32 @@ class ScaffoldTable:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    def record(self, scaffold: ScaffoldRecord, entries: Iterable[ScaffoldEntry]) -> bool:
+    def record(
+        self, scaffold: ScaffoldRecord, entries: Iterable[ScaffoldEntry], *, adds: bool = True
+    ) -> bool:
         """Store a scaffold with entries that the KV store holds; what is known already stays.
 
         Entries behind a prefix that is gone are left out: it was forgotten meanwhile.
 
+        Args:
+            scaffold: The scaffold.
+            entries: Its entries.
+            adds: Whether one that is not known is added; one that was removed is not otherwise.
+
         Returns:
-            Whether all its chunks are there; nothing is stored where one is not.
+            Whether it is known now: not where one of its chunks is gone. Nothing is stored then.
         """
         with self._database.write() as connection:
             numbers = [_chunk_number(connection, chunk_id) for chunk_id in scaffold.chunk_ids]
-            if None in numbers:
+            known = connection.execute("SELECT 1 FROM scaffolds WHERE id = ?", (scaffold.id,))
+            is_known = known.fetchone() is not None
+            if None in numbers or not (is_known or adds):
                 return False
-            is_new = connection.execute(
-                "INSERT INTO scaffolds (id, separator) VALUES (?, ?) ON CONFLICT (id) DO NOTHING",
-                (scaffold.id, scaffold.separator),
-            ).rowcount
-            if is_new:
+            if not is_known:
+                connection.execute(
+                    "INSERT INTO scaffolds (id, separator) VALUES (?, ?)",
+                    (scaffold.id, scaffold.separator),
+                )
                 connection.executemany(
                     "INSERT INTO scaffold_members SELECT number, ?, ? FROM scaffolds WHERE id = ?",
                     ((ordinal, number, scaffold.id) for ordinal, number in enumerate(numbers)),
