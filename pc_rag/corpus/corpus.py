@@ -319,10 +319,9 @@ class Corpus:
 
         For chunks that a prompt is about to hold, and the scaffolds of which all chunks are among
         them. What is missing is encoded, behind every prefix of ``prefixes``. One thread works, an
-        entry at a time; a request waits for the encoding of one entry at most. Calls with the same
-        texts are done as one while they wait. Of more than 32 that wait the oldest are cancelled,
-        and so are all when the corpus is closed or the process ends. Entries brought near count as
-        hits of the store.
+        entry at a time; a request waits for one encoding at most. Calls with the same texts are
+        done as one while they wait. Of more than 32 that wait the oldest are cancelled, and so are
+        all when corpus or process end. Entries brought near count as hits of the store.
 
         Args:
             texts: Retrieved texts, or whole prompts: a text is a chunk, or chunks (or heads of

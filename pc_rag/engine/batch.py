@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from pc_rag.engine.completion import Completion
     from pc_rag.engine.machinery import Machinery
-    from pc_rag.engine.prompt_cache import PromptLike
+    from pc_rag.engine.prompts import PromptLike
     from pc_rag.metrics import Stopwatch
 
 DEFAULT_BATCH_SIZE = 32

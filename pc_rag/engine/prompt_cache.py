@@ -15,41 +15,38 @@ from pc_rag.engine.entry_source import EntrySource
 from pc_rag.engine.generation import Generation
 from pc_rag.engine.machinery import Machinery
 from pc_rag.engine.prefetch import Prefetcher
+from pc_rag.engine.prompts import PromptPlanner
 from pc_rag.engine.request import Request
 from pc_rag.engine.schemas import SchemaRegistry
 from pc_rag.engine.stream import CompletionStream
-from pc_rag.errors import ConfigError, PromptError
+from pc_rag.errors import ConfigError
 from pc_rag.kv.disk_tier import DiskTier
 from pc_rag.kv.memory_tier import MemoryTier
 from pc_rag.kv.prefix_tree import PrefixTree
 from pc_rag.kv.tiered_store import TieredStore
-from pc_rag.layout.plan import Fresh, RequestPlan
 from pc_rag.metrics import CacheStats, Phase, PrefillRate, Stopwatch
 from pc_rag.model.answer_memory import AnswerMemory
 from pc_rag.model.chat import ChatFormat
-from pc_rag.model.conversation import TextPrompt, as_conversation
 from pc_rag.model.detect_rope import detect_rope
 from pc_rag.model.grammar_compiler import GrammarCompiler
 from pc_rag.model.loading import LoadedModel, load_model
 from pc_rag.model.runner import Runner
 from pc_rag.model.sampling import GenerationConfig
 from pc_rag.model.template_encoder import TemplateEncoder
-from pc_rag.pml import Prompt, Schema
-from pc_rag.types import Span, StorageDtype
+from pc_rag.types import StorageDtype
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
     from concurrent.futures import Future
     from types import TracebackType
-    from typing import TypeAlias
 
     from pc_rag.engine.completion import Completion
+    from pc_rag.engine.prompts import PromptLike
     from pc_rag.kv.base import KVStore
     from pc_rag.kv.key import EntryAddress, VisibilityContext
     from pc_rag.layout.schema_layout import SchemaLayout
+    from pc_rag.pml import Schema
     from pc_rag.types import TokenIds
-
-    PromptLike: TypeAlias = TextPrompt | Prompt
 
 
 class PromptCache:
@@ -110,6 +107,7 @@ class PromptCache:
             max_position=self.max_position,
         )
         self._schemas = SchemaRegistry(self._machinery)
+        self._prompts = PromptPlanner(loaded.tokenizer, self.chat_format, self._schemas)
 
     @classmethod
     def from_pretrained(
@@ -303,6 +301,7 @@ class PromptCache:
             LayoutError: The same, where none of those fits the model's context.
             ConfigError: The same, where all of their grammars are refused; or there is not one
                 configuration for each prompt, or ``max_batch_size`` is below 1.
+            MissingDependencyError: There is a grammar, and llguidance is not installed.
         """
         return self.prepare_batch(
             prompts, config, reuse=reuse, share=share, max_batch_size=max_batch_size
@@ -336,15 +335,7 @@ class PromptCache:
             PromptError: The prompt is empty, names no schema that was added, or does not fit it.
             LayoutError: It does not fit the model's context.
         """
-        if isinstance(prompt, Prompt):
-            return self._schemas.plan(prompt)
-        if isinstance(prompt, str):
-            tokenizer = self.loaded.tokenizer
-            token_ids = tokenizer.bos_ids + tokenizer.encode_text(prompt, is_first=True)
-            return _fresh_request(token_ids, "text")
-        pieces = self.chat_format.render(as_conversation(prompt))
-        token_ids = tuple(token_id for piece in pieces for token_id in piece.token_ids)
-        return _fresh_request(token_ids, "chat")
+        return self._prompts.plan(prompt)
 
     def start_watch(self) -> Stopwatch:
         """A clock for a request that starts now."""
@@ -392,13 +383,6 @@ class PromptCache:
         traceback: TracebackType | None,
     ) -> None:
         self.close()
-
-
-def _fresh_request(token_ids: TokenIds, template: str) -> Request:
-    if not token_ids:
-        raise PromptError("the prompt is empty; give it at least one token of text")
-    part = Fresh(token_ids=token_ids, span=Span(0, len(token_ids)))
-    return Request(plan=RequestPlan((part,)), template=template)
 
 
 def _storage_dtype(config: EngineConfig, compute: torch.dtype) -> StorageDtype:
