@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from tokenizers import Tokenizer
 
-from pc_rag.errors import ModelError
+from pc_rag.errors import ModelError, PromptError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -122,6 +122,9 @@ class TextTokenizer:
             text: Any text.
             is_first: The text stands at the very start of the prompt. Only there a tokenizer of
                 the sentencepiece kind puts the space it puts before every text.
+
+        Raises:
+            PromptError: It is no text, or holds half of a surrogate pair.
         """
         encodings = self._encode_plain(text, is_first=is_first)
         return tuple(chain.from_iterable(encoding.ids for _, encoding in encodings))
@@ -177,7 +180,10 @@ class TextTokenizer:
         a text is cut inside what makes one.
         """
         encoder = self._text if is_first else self._continuation
-        encoding = encoder.encode(text, add_special_tokens=False)
+        try:
+            encoding = encoder.encode(text, add_special_tokens=False)
+        except TypeError as error:
+            raise PromptError(_why_no_text(text)) from error
         cuts = (
             []
             if self.reserved_ids.isdisjoint(encoding.ids)
@@ -203,6 +209,16 @@ class TextTokenizer:
             if full[start : start + len(plain)] == plain:
                 return tuple(full[:start])
         return ()
+
+
+def _why_no_text(text: object) -> str:
+    if not isinstance(text, str):
+        return f"a text is a value of type {type(text).__name__!r}; give a str"
+    half = next((index for index, char in enumerate(text) if "\ud800" <= char <= "\udfff"), 0)
+    return (
+        f"a text holds {text[half]!r} at offset {half}: half of a surrogate pair and no character, "
+        "which no token stands for; take it out"
+    )
 
 
 def _private_copy(tokenizer: PreTrainedTokenizerBase) -> Tokenizer:

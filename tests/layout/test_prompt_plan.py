@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from pc_rag.errors import LayoutError
-from pc_rag.types import PositionPolicy, Visibility
+from pc_rag.pml import Import, Prompt, Text, Turn
+from pc_rag.types import PositionPolicy, Role, Visibility
 from tests.support.char_encoder import CharEncoder, decode
 from tests.support.plans import plan_of, problems_of, shown
 
@@ -222,3 +223,40 @@ def test_overflow_is_refused_with_numbers_when_positions_run_out(policy, end):
     assert plan_of(PLAIN, "<b/>q", policy=policy, max_position=end).end == end
     with pytest.raises(LayoutError, match=rf"11 tokens .* up to {end}, the model has {end - 1}"):
         plan_of(PLAIN, "<b/>q", policy=policy, max_position=end - 1)
+
+
+def test_work_stays_bounded_when_thousands_of_imports_are_unknown(monkeypatch):
+    """Only the first are compared with every name of the schema; all of them are reported."""
+    calls = []
+    monkeypatch.setattr(
+        "pc_rag.layout.import_block.get_close_matches", lambda *args, **_: calls.append(args) or []
+    )
+    body = "".join(f"<q{i}/>" for i in range(1000))
+    problems = problems_of('<schema name="s"><module name="m">x</module></schema>', body)
+    assert len(problems) == 1000
+    assert len(calls) == 20
+
+
+@pytest.mark.parametrize(
+    ("children", "message"),
+    [
+        (("lost",), "a value of type 'str' is no child of a prompt; use Text, Import or Turn"),
+        ((Text(3),), "a Text holds a value of type 'int'; give it a str"),
+        ((Import("m", arguments={"p": 3}),), "argument 'p' is a value of type 'int'; give"),
+        ((Turn("tool", ()),), "a turn has role 'tool'; allowed: assistant, system, user"),
+        ((Import("m", (Turn(Role.USER, (None,)),)),), "a value of type 'NoneType' is no child"),
+    ],
+)  # fmt: skip
+def test_nodes_are_refused_when_no_prompt_is_made_of_them(children, message):
+    """Typed and at once: no text vanishes, and no TypeError becomes an empty answer."""
+    schema = (
+        '<schema name="s"><module name="m"><param name="p" len="3" default=""/></module></schema>'
+    )
+    problems = problems_of(schema, Prompt("s", (*children, Text("?"))))
+    assert [message in problem.message for problem in problems] == [True]
+
+
+def test_context_holds_what_fits_when_an_import_does_not():
+    """What is refused anyway takes no positions, so no overflow is reported beside it."""
+    (problem,) = problems_of(PLAIN, "<a/><a/>Why?", max_position=16)
+    assert "already imported" in problem.message
