@@ -390,6 +390,18 @@ def test_entries_differ_when_what_they_attended_attended_something_else():
     assert torch.allclose(*found, atol=1e-5)
 
 
+def test_entries_differ_when_what_they_attended_lies_elsewhere():
+    """E6: the same text at the same place, behind the same text in front of or behind a module."""
+    engine = tiny_engine()
+    module, text = '<module name="x">123</module>', "AB"
+    keys = []
+    for name, before in (("first", text + module), ("second", module + text)):
+        engine.add_schema(f'<schema name="{name}">{before}<module name="m">own</module></schema>')
+        plan = engine.plan(parse_prompt(f'<prompt schema="{name}"><m/>?</prompt>')).plan
+        keys += [part.key for part in plan.cached if part.label == "m"]
+    assert len(set(keys)) == 2
+
+
 @pytest.mark.parametrize("name", ["m", "user"])
 def test_schema_is_checked_when_a_parsed_one_was_added_to(name):
     """Nodes built in Python are checked wherever they stand: no module hides another."""
