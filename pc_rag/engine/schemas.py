@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 from pc_rag.engine.request import EntryRecipe, Request
 from pc_rag.engine.siblings import runs_of, with_siblings
-from pc_rag.errors import LayoutError, Problem, PromptError, SchemaError
+from pc_rag.errors import Problem, PromptError, SchemaError
 from pc_rag.kv.key import VisibilityContext
 from pc_rag.layout import ANONYMOUS_LABEL, apply_repair, lay_out, parse_repair, plan_prompt
 from pc_rag.pml import Program, Prompt, Schema, parse_schema, read_schema, write_schema
 from pc_rag.pml.node_types import type_problems
-from pc_rag.pml.nodes import NOWHERE
+from pc_rag.pml.nodes import NOWHERE, Parameter, Scaffold, Text, Union
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from pc_rag.engine.machinery import Machinery
     from pc_rag.kv.key import EntryAddress
     from pc_rag.layout.schema_layout import SchemaLayout
+    from pc_rag.pml.nodes import SchemaChild
     from pc_rag.types import ModuleKey
 
 
@@ -66,12 +67,12 @@ class SchemaRegistry:
         """See ``PromptCache.add_schema``."""
         schema = _checked(schema, src_root)
         machinery = self._machinery
-        layout = lay_out(schema, machinery.text_encoder, visibility=machinery.config.visibility)
-        if layout.span.end > machinery.max_position:
-            raise LayoutError(
-                f"schema {layout.name!r} reserves {layout.span.end} position IDs, the model has "
-                f"{machinery.max_position}; shorten its modules, or make alternatives a union"
-            )
+        layout = lay_out(
+            schema,
+            machinery.text_encoder,
+            visibility=machinery.config.visibility,
+            max_position=machinery.max_position,
+        )
         known = _Known(layout, with_siblings(layout, self._recipes(layout)))
         missing = machinery.source.missing(known.entries)
         for encoded in machinery.source.encode(missing, known.recipes):
@@ -131,10 +132,14 @@ class SchemaRegistry:
         recipes: list[EntryRecipe] = []
         keys: list[ModuleKey] = []
         for index, run in enumerate(layout.runs):
-            token_ids, position_ids = layout.context_of(index)
-            context = VisibilityContext.of(layout.visibility, token_ids, position_ids)
+            attended = tuple(keys[i] for i in run.context)
+            if layout.is_chained(index):
+                token_ids, position_ids = layout.context_of(index)
+                context = VisibilityContext.of(layout.visibility, token_ids, position_ids)
+            else:
+                context = VisibilityContext.of_entries(layout.visibility, attended)
             address = self._machinery.address(run.token_ids, start=run.span.start, context=context)
-            recipes.append(EntryRecipe(address, tuple(keys[i] for i in run.context)))
+            recipes.append(EntryRecipe(address, attended))
             keys.append(address.key)
         return recipes
 
@@ -151,9 +156,21 @@ def _checked(schema: Schema | Path | str, src_root: Path | str | None) -> Schema
             "a schema is a parsed Schema, the text of its document, or the Path of its file; got "
             f"a {type(schema).__name__}{hint}"
         )
-    if schema.location == NOWHERE:  # built in Python, so nothing has checked it yet
-        return parse_schema(write_schema(schema), source=schema.source)
-    problems = type_problems(schema, Schema)  # it may have been changed since it was parsed
+    problems = type_problems(schema, Schema)
     if problems:
         raise SchemaError(problems, schema.source)
+    if _is_built(schema):  # so nothing has checked its rules yet
+        return parse_schema(write_schema(schema), source=schema.source)
     return schema
+
+
+def _is_built(node: Schema | SchemaChild) -> bool:
+    """Whether some of a schema was built in Python: a part that comes from no document."""
+    match node:
+        case Text() | Parameter():
+            inner: tuple[SchemaChild, ...] = ()
+        case Union() | Scaffold():
+            inner = node.members
+        case _:
+            inner = node.children
+    return node.location == NOWHERE or any(map(_is_built, inner))

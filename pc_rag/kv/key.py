@@ -59,6 +59,15 @@ class VisibilityContext:
             return cls.module()
         return cls(visibility, _digest(_pack_ids(ids), _pack_ids(position_ids)))
 
+    @classmethod
+    def of_entries(cls, visibility: Visibility, keys: Iterable[ModuleKey]) -> VisibilityContext:
+        """The context of a module that attends entries which did not all attend each other.
+
+        Their tokens alone do not tell their KV then: another entry of the same tokens at the same
+        place may have attended what lies before it.
+        """
+        return cls(visibility, _digest(b"entries", *(key.encode() for key in keys)))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EntryAddress:

@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from pc_rag.layout.tokenize import TextEncoder
     from pc_rag.types import TokenIds
 
+_NUM_NAMES_SHOWN = 10
+_NUM_WITH_CLOSE_NAMES = 10
+"""Unknown arguments of one import that are told what they may have meant: to look takes long."""
+
 
 def check_arguments(
     parameters: Sequence[ParameterLayout],
@@ -57,13 +61,17 @@ def check_arguments(
         if parameter.pads_with_space:
             token_ids += (encoder.space_id(),) * (parameter.max_tokens - len(token_ids))
         found[parameter.name] = token_ids
-    problems += (_unknown(name, list(found), holder) for name in arguments if name not in found)
+    unknown = [name for name in arguments if name not in found]
+    for number, name in enumerate(unknown):
+        is_early = number < _NUM_WITH_CLOSE_NAMES
+        problems.append(_unknown(name, list(found), holder, looks_for_close=is_early))
     return found, problems
 
 
-def _unknown(name: str, names: list[str], holder: str) -> str:
-    message = f"{holder} has no parameter {name!r}"
-    close = get_close_matches(name, names, n=1)
+def _unknown(name: str, names: list[str], holder: str, *, looks_for_close: bool) -> str:
+    message = f"{holder} has no parameter {shorten(name)!r}"
+    close = get_close_matches(name, names, n=1) if looks_for_close else []
     if close:
         return f"{message}; did you mean {close[0]!r}?"
-    return f"{message}; it has {', '.join(names) or 'none'}"
+    more = ", ..." if len(names) > _NUM_NAMES_SHOWN else ""
+    return f"{message}; it has {', '.join(names[:_NUM_NAMES_SHOWN]) or 'none'}{more}"

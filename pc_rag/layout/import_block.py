@@ -6,6 +6,7 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
 from pc_rag.layout.schema_layout import ScaffoldLayout, UnionLayout, targets_in
+from pc_rag.pml.names import shorten
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -89,7 +90,7 @@ def conflict(block: Block, node: Import, target: Target) -> str:
             f"{what} {node.name!r} and {first.name!r}, which is imported at {at}, import the same "
             "module; remove one"
         )
-    last = max(block.taken, default=(0, 0))
+    last = next(reversed(block.taken), (0, 0))  # places are taken in order
     if target.places[0] < last:
         return (
             f"{what} {node.name!r} is imported behind {block.taken[last].name!r}, but the schema "
@@ -98,17 +99,35 @@ def conflict(block: Block, node: Import, target: Target) -> str:
     return ""
 
 
-def unknown(block: Block, node: Import, layout: SchemaLayout) -> str:
-    """What to say of an import that names nothing, and what to write."""
-    message = f"{block.holder} has no module {node.name!r}"
-    paths = [names for names in _paths(layout.items, ()) if names[-1] == node.name]
-    if paths:
-        opened = "".join(f"<{name}>" for name in paths[0][:-1])
-        closed = "".join(f"</{name}>" for name in reversed(paths[0][:-1]))
+def paths_by_name(layout: SchemaLayout) -> dict[str, tuple[str, ...]]:
+    """By name of a module or scaffold: the names from the outermost module to the first of them."""
+    paths: dict[str, tuple[str, ...]] = {}
+    for names in _paths(layout.items, ()):
+        paths.setdefault(names[-1], names)
+    return paths
+
+
+def unknown(
+    block: Block, node: Import, paths: Mapping[str, tuple[str, ...]], *, looks_for_close: bool
+) -> str:
+    """What to say of an import that names nothing, and what to write.
+
+    Args:
+        block: Where it stands.
+        node: The import.
+        paths: Of the schema, as ``paths_by_name`` tells them.
+        looks_for_close: Whether to look for names like it, which takes long for many of both.
+    """
+    message = f"{block.holder} has no module {shorten(node.name)!r}"
+    if node.name in paths:
+        around = paths[node.name][:-1]
+        opened = "".join(f"<{name}>" for name in around)
+        closed = "".join(f"</{name}>" for name in reversed(around))
         return f"{message}; write {opened}<{node.name}/>{closed} at the top of the prompt"
-    close = get_close_matches(node.name, [*block.targets, *_dotted(block.items)], n=1)
-    if close:
-        return f"{message}; did you mean <{close[0]}/>?"
+    if looks_for_close:
+        close = get_close_matches(node.name, [*block.targets, *_dotted(block.items)], n=1)
+        if close:
+            return f"{message}; did you mean <{close[0]}/>?"
     names = ", ".join(list(block.targets)[:_NUM_NAMES_SHOWN])
     more = ", ..." if len(block.targets) > _NUM_NAMES_SHOWN else ""
     return f"{message}; it has {names}{more}" if names else f"{message}; it has none"

@@ -30,8 +30,10 @@ def nest_paths(
         targets: What imports among them can name.
     """
     nested: list[PromptChild] = []
+    inside: dict[int, list[PromptChild]] = {}  # what imports of ``nested`` hold, by index
+    inner_targets: dict[str, Mapping[str, Target]] = {}
     for child in children:
-        names = _split(child.name, targets) if isinstance(child, Import) else None
+        names = _split(child.name, targets, inner_targets) if isinstance(child, Import) else None
         if not isinstance(child, Import) or names is None:
             nested.append(child)
             continue
@@ -40,11 +42,15 @@ def nest_paths(
         index = _last_import(nested)
         outer = nested[index] if index >= 0 else None
         if isinstance(outer, Import) and outer.name == head:
-            nested[index:] = [
-                replace(outer, children=(*outer.children, *nested[index + 1 :], inner))
-            ]
+            held = inside.setdefault(index, list(outer.children))
+            held += [*nested[index + 1 :], inner]
+            del nested[index + 1 :]
         else:
             nested.append(Import(head, (inner,), location=child.location))
+    for index, held in inside.items():
+        outer = nested[index]
+        if isinstance(outer, Import):
+            nested[index] = replace(outer, children=tuple(held))
     return tuple(nested)
 
 
@@ -56,15 +62,27 @@ def _last_import(children: list[PromptChild]) -> int:
     return index
 
 
-def _split(name: str, targets: Mapping[str, Target]) -> tuple[str, str] | None:
-    """The outermost module of a path and the rest of it; ``None`` for what is no path."""
+def _split(
+    name: str, targets: Mapping[str, Target], inner_targets: dict[str, Mapping[str, Target]]
+) -> tuple[str, str] | None:
+    """The outermost module of a path and the rest of it; ``None`` for what is no path.
+
+    Args:
+        name: Of an import.
+        targets: What it can name.
+        inner_targets: By path of a module: what imports in it can name, as far as it was asked
+            for. Added to.
+    """
     if name in targets:
         return None
     for index, character in enumerate(name):
         head = targets.get(name[:index]) if character == "." else None
         if head is None or not isinstance(head.node, ModuleLayout):
             continue
-        rest, inner = name[index + 1 :], targets_in(head.node.items)
-        if rest in inner or _split(rest, inner):
+        module = head.node
+        if module.path not in inner_targets:
+            inner_targets[module.path] = targets_in(module.items)
+        rest, inner = name[index + 1 :], inner_targets[module.path]
+        if rest in inner or _split(rest, inner, inner_targets):
             return name[:index], rest
     return None

@@ -14,6 +14,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from pc_rag.errors import LayoutError, Problem, SchemaError
+from pc_rag.layout.reserved import check_reserved
 from pc_rag.layout.schema_layout import (
     ANONYMOUS_LABEL,
     Item,
@@ -34,7 +35,13 @@ if TYPE_CHECKING:
     from pc_rag.pml.nodes import Schema, SchemaChild
 
 
-def lay_out(schema: Schema, encoder: TextEncoder, *, visibility: Visibility) -> SchemaLayout:
+def lay_out(
+    schema: Schema,
+    encoder: TextEncoder,
+    *,
+    visibility: Visibility,
+    max_position: int | None = None,
+) -> SchemaLayout:
     """Give every module of a schema its tokens and its span.
 
     Args:
@@ -44,9 +51,12 @@ def lay_out(schema: Schema, encoder: TextEncoder, *, visibility: Visibility) -> 
             the always-included text before it, and the earlier runs of the modules around its own,
             which are present whenever it is. Under both, the member that a union names as its
             scaffold counts as always included for what stands behind the union.
+        max_position: Position IDs that the model has; ``None`` where it sets no limit.
 
     Raises:
-        LayoutError: ``visibility`` is ``scaffold``, which a schema as a whole cannot have.
+        LayoutError: ``visibility`` is ``scaffold``, which a schema as a whole cannot have; or it
+            reserves more position IDs than the model has, or its parameters more tokens than any
+            schema may have. What parameters reserve is checked before a token is made.
         SchemaError: Defaults or scaffold texts have more tokens than their parameters hold.
     """
     if visibility is Visibility.SCAFFOLD:
@@ -54,6 +64,7 @@ def lay_out(schema: Schema, encoder: TextEncoder, *, visibility: Visibility) -> 
             f"schema {schema.name!r}: a schema is laid out with visibility 'module' or 'prefix', "
             "not 'scaffold'"
         )
+    check_reserved(schema, max_position)
     builder = _LayoutBuilder(encoder, visibility)
     root = _Scope(path="", is_in_role=False, is_stored=True, inherited=())
     root.pending += encoder.beginning()
@@ -61,6 +72,11 @@ def lay_out(schema: Schema, encoder: TextEncoder, *, visibility: Visibility) -> 
     builder.flush(root)
     if builder.problems:
         raise SchemaError(tuple(sorted(builder.problems)), schema.source)
+    if max_position is not None and root.cursor > max_position:
+        raise LayoutError(
+            f"schema {schema.name!r} reserves {root.cursor:,} position IDs, the model has "
+            f"{max_position:,}; shorten its modules, or make alternatives a union"
+        )
     last = schema.children[-1] if schema.children else None
     ends_in_user = isinstance(last, RoleBlock) and last.role is Role.USER
     return SchemaLayout(
@@ -72,7 +88,7 @@ def lay_out(schema: Schema, encoder: TextEncoder, *, visibility: Visibility) -> 
         uses_roles=builder.uses_roles,
         ends_in_user_turn=ends_in_user,
         num_closing_tokens=len(encoder.role_close(Role.USER)) if ends_in_user else 0,
-        first_turn_index=builder.first_turn_index,
+        first_turn_indexes=frozenset(builder.first_turn_indexes),
     )
 
 
@@ -85,6 +101,7 @@ class _Scope:
             one run.
         parameters: Those that lie in it.
         has_turns: It opens or closes turns.
+        opens_first_turn: It opens a turn that none stands before.
         own_runs: Indexes of its finished runs, and of those of scaffold members of its unions.
         inherited: Indexes of earlier runs of the scopes around it.
     """
@@ -108,6 +125,7 @@ class _Scope:
         self.pending: list[int] = []
         self.parameters: list[ParameterLayout] = []
         self.has_turns = False
+        self.opens_first_turn = False
         self.own_runs: list[int] = []
 
 
@@ -118,7 +136,7 @@ class _LayoutBuilder:
         self.runs: list[Run] = []
         self.problems: list[Problem] = []
         self.uses_roles = False
-        self.first_turn_index: int | None = None
+        self.first_turn_indexes: list[int] = []
 
     def add_children(self, scope: _Scope, children: tuple[SchemaChild, ...]) -> None:
         for child in children:
@@ -152,14 +170,14 @@ class _LayoutBuilder:
                 has_turns=scope.has_turns,
             )
         )
-        if scope.has_turns and self.first_turn_index is None:
-            self.first_turn_index = index
+        if scope.opens_first_turn:
+            self.first_turn_indexes.append(index)
         scope.items.append(RunItem(index, span))
         scope.own_runs.append(index)
         scope.cursor = span.end
         scope.pending.clear()
         scope.parameters.clear()
-        scope.has_turns = False
+        scope.has_turns = scope.opens_first_turn = False
 
     def _add_parameter(self, scope: _Scope, parameter: Parameter) -> None:
         start, length = len(scope.pending), parameter.max_tokens
@@ -191,7 +209,9 @@ class _LayoutBuilder:
         return token_ids[: parameter.max_tokens]
 
     def _add_role_block(self, scope: _Scope, block: RoleBlock) -> None:
-        scope.pending += self._encoder.role_open(block.role, is_first=not self.uses_roles)
+        is_first = not self.uses_roles
+        scope.pending += self._encoder.role_open(block.role, is_first=is_first)
+        scope.opens_first_turn = scope.opens_first_turn or is_first
         self.uses_roles = scope.has_turns = scope.is_in_role = True
         self.add_children(scope, block.children)
         scope.is_in_role = False
@@ -230,11 +250,15 @@ class _LayoutBuilder:
     def _union(self, scope: _Scope, union: Union) -> UnionLayout:
         members: list[ModuleLayout] = []
         seen: list[int] = []
+        used_roles, uses_roles = self.uses_roles, False
         for member in union.members:
+            self.uses_roles = used_roles  # no turn of another member stands before one of it
             placed, own_runs = self._module(scope, member)
+            uses_roles = uses_roles or self.uses_roles
             members.append(placed)
             if member.name == union.scaffold:
                 seen = own_runs
+        self.uses_roles = uses_roles
         # What is not stored must not live on in KV that is.
         scope.own_runs += (i for i in seen if self.runs[i].is_stored or not scope.is_stored)
         return UnionLayout(

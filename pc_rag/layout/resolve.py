@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from pc_rag.errors import Problem
 from pc_rag.layout.arguments import check_arguments
-from pc_rag.layout.import_block import Block, conflict, unknown
+from pc_rag.layout.import_block import Block, conflict, paths_by_name, unknown
 from pc_rag.layout.import_paths import nest_paths
 from pc_rag.layout.schema_layout import ANONYMOUS_LABEL, ModuleLayout, RunItem, ScaffoldLayout
 from pc_rag.layout.steps import ArgumentStep, RunStep, Step, TextStep, finish_steps
@@ -43,6 +43,9 @@ class _Opening:
 
     turn: Turn
 
+
+_NUM_PROBLEMS_WITH_CLOSE_NAMES = 20
+"""Problems up to which an unknown import is told what it may have meant."""
 
 _Waiting: TypeAlias = Text | Turn | _Opening
 
@@ -84,6 +87,7 @@ class _Resolver:
         self._uses_turns = uses_turns
         self._turn: Turn | None = None  # of the prompt, that was opened and not closed yet
         self._blamed: Text | Turn | None = None  # the last turn that was reported
+        self._paths: dict[str, tuple[str, ...]] | None = None  # once an import is unknown
         self.steps: list[Step] = []
         self.joints: dict[int, tuple[int, int]] = {}
         self.problems: list[Problem] = []
@@ -223,7 +227,7 @@ class _Resolver:
         """Add the steps of an import, and of what waits to stand in front of it."""
         target = block.targets.get(node.name)
         if target is None:
-            self.report(node.location, unknown(block, node, self._layout))
+            self._report_unknown(block, node)
             return
         problem = conflict(block, node, target)
         if problem:
@@ -244,6 +248,12 @@ class _Resolver:
         block.taken |= dict.fromkeys(target.places, node)
         block.is_in_role = is_in_role
         self._add_inside(target.node, node)
+
+    def _report_unknown(self, block: Block, node: Import) -> None:
+        if self._paths is None:
+            self._paths = paths_by_name(self._layout)
+        is_early = len(self.problems) < _NUM_PROBLEMS_WITH_CLOSE_NAMES
+        self.report(node.location, unknown(block, node, self._paths, looks_for_close=is_early))
 
     def _add_inside(self, target: ModuleLayout | ScaffoldLayout, node: Import) -> None:
         if isinstance(target, ModuleLayout):

@@ -154,7 +154,8 @@ class SchemaLayout:
         uses_roles: It has role blocks, so a prompt ends by opening the assistant's turn.
         ends_in_user_turn: Its last child is a user turn; prompt text without an import joins it.
         num_closing_tokens: Tokens at the end of the last run that close that turn; 0 without one.
-        first_turn_index: Of the run that opens the schema's first turn; ``None`` without turns.
+        first_turn_indexes: Of the runs that open a first turn: the schema's, and the first one of
+            each member of a union that no turn stands before.
     """
 
     name: str
@@ -165,7 +166,7 @@ class SchemaLayout:
     uses_roles: bool
     ends_in_user_turn: bool
     num_closing_tokens: int
-    first_turn_index: int | None
+    first_turn_indexes: frozenset[int]
 
     def context_of(self, index: int) -> tuple[TokenIds, tuple[int, ...]]:
         """Token ids and position IDs of everything a run attends besides itself."""
@@ -173,6 +174,15 @@ class SchemaLayout:
         token_ids = tuple(token_id for run in context for token_id in run.token_ids)
         position_ids = tuple(i for run in context for i in range(run.span.start, run.span.end))
         return token_ids, position_ids
+
+    def is_chained(self, index: int) -> bool:
+        """Whether everything a run attends attended just what lies before it there.
+
+        Under ``module`` the member that a union names as its scaffold did not attend the text in
+        front of the union, which is attended beside it by what stands behind.
+        """
+        context = self.runs[index].context
+        return all(self.runs[i].context == context[:place] for place, i in enumerate(context))
 
 
 @dataclass(frozen=True, slots=True)

@@ -83,7 +83,9 @@ def finish_steps(
         own first turn is not in the prompt.
     """
     steps = tuple(steps)
-    has_turn = any(_is_of(step, layout.first_turn_index) for step in steps)
+    has_turn = any(
+        not isinstance(step, TextStep) and step.index in layout.first_turn_indexes for step in steps
+    )
     finished: list[Step] = []
     for step in steps:
         if isinstance(step, TextStep):
@@ -101,7 +103,3 @@ def finish_steps(
             step = replace(step, index=index, rows=rows)  # noqa: PLW2901 - the same step, elsewhere
         finished.append(step)
     return tuple(finished)
-
-
-def _is_of(step: Step, index: int | None) -> bool:
-    return not isinstance(step, TextStep) and step.index == index

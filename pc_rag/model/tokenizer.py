@@ -123,6 +123,9 @@ class TextTokenizer:
             text: Any text.
             is_first: The text stands at the very start of the prompt. Only there a tokenizer of
                 the sentencepiece kind puts the space it puts before every text.
+
+        Raises:
+            PromptError: It is no text, or holds half of a surrogate pair.
         """
         encodings = self._encode_plain(text, is_first=is_first)
         return tuple(chain.from_iterable(encoding.ids for _, encoding in encodings))

@@ -26,6 +26,7 @@ from pc_rag.pml.nodes import (
     Union,
 )
 from pc_rag.pml.tree import MAX_DEPTH
+from pc_rag.types import CHAT_ROLES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -54,7 +55,6 @@ _TEXTS: Mapping[type, tuple[str, ...]] = {
     RoleBlock: ("role",),
     Prompt: ("schema",),
     Import: ("name",),
-    Turn: ("role",),
 }
 _OPTIONAL_TEXTS: Mapping[type, tuple[str, ...]] = {
     Parameter: ("scaffold", "default"),
@@ -93,6 +93,9 @@ def _faults(node: object) -> Iterator[str]:
         yield from _wrong(what, field, getattr(node, field), _is_text, "a str")
     for field in _OPTIONAL_TEXTS.get(kind, ()):
         yield from _wrong(what, field, getattr(node, field), _is_text_or_none, "a str or None")
+    if isinstance(node, Turn):  # of a schema the writer tells it, beside its other faults
+        allowed = ", ".join(sorted(CHAT_ROLES))
+        yield from _wrong(what, "role", node.role, CHAT_ROLES.__contains__, allowed)
     if kind in _FLAGS:
         field = _FLAGS[kind]
         yield from _wrong(what, field, getattr(node, field), _is_flag, "True or False")

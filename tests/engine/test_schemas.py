@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,8 +15,8 @@ from pc_rag.kv.disk_tier import DiskTier
 from pc_rag.kv.memory_tier import MemoryTier
 from pc_rag.kv.tiered_store import TieredStore
 from pc_rag.model.sampling import GenerationConfig
-from pc_rag.pml import parse_prompt
-from pc_rag.types import HitKind, MissReason, PositionPolicy, Tier, Visibility
+from pc_rag.pml import Module, Text, parse_prompt, parse_schema
+from pc_rag.types import HitKind, MissReason, PositionPolicy, Span, Tier, Visibility
 from tests.support.engines import SpyStore, misses, reference_ids, tiny_engine
 
 SHORT = GenerationConfig(max_new_tokens=8)
@@ -269,10 +270,7 @@ def test_whole_pml_gives_the_reference_under_every_policy(policy, visibility, bo
     parsed = trip(body, who="my friends")
     answer = engine.generate(parsed, SHORT)
     assert all(use.is_hit for use in answer.metrics.modules)
-    expected = reference_ids(engine, engine.plan(parsed), 8)
-    num_tokens = len(answer.token_ids)
-    assert answer.token_ids == expected[:num_tokens]
-    assert num_tokens == 8 or expected[num_tokens] in engine.loaded.tokenizer.eos_ids
+    assert answer.token_ids == reference_ids(engine, engine.plan(parsed), 8)
 
 
 @pytest.mark.parametrize("repair", ["none", "link:3", "link:1000"])
@@ -327,15 +325,19 @@ def test_run_of_bare_parameters_is_encoded_when_others_attend_it():
     assert engine.generate(prompt, SHORT).token_ids == reference_ids(engine, engine.plan(prompt), 8)
 
 
-def test_spaces_stand_for_parameters_when_the_tokenizer_writes_every_byte():
-    """In the entry; their rows are read by no prompt."""
+def test_placeholders_are_read_by_no_prompt_when_they_stand_in_an_entry():
+    """Spaces, because this tokenizer writes every byte; prompts read the rows beside them."""
     engine = tiny_engine()
     layout = engine.add_schema(TRIP)
     plan_run = next(run for run in layout.runs if run.label == "plan")
     assert plan_run.token_ids == (*b"Plan ", *6 * b" ", *b" days.\n")
-    for body in TRIP_PROMPTS:
-        parts = [part for part in engine.plan(trip(body)).plan.cached if part.label == "plan"]
-        assert all(part.rows.end <= 5 or part.rows.start >= 11 for part in parts)
+    read = [
+        part.rows
+        for body in TRIP_PROMPTS
+        for part in engine.plan(trip(body)).plan.cached
+        if part.label == "plan"
+    ]
+    assert set(read) == {Span(0, 5), Span(11, 18)}
 
 
 def test_every_problem_is_reported_when_arguments_do_not_fit_either():
@@ -362,6 +364,51 @@ def test_defaults_are_refused_with_their_counts_when_they_are_too_long():
         engine.add_schema('<schema name="s"><param name="p" len="6" default="toolong"/></schema>')
     with pytest.raises(PromptError, match="known: none"):
         engine.plan(parse_prompt('<prompt schema="s"/>'))
+
+
+def test_entries_differ_when_what_they_attended_attended_something_else():
+    """E6: under ``module`` a union's member has not seen the text in front, a second text has."""
+    head, member, tail = "Head text.", "The member text.", "Tail text here."
+    first = (
+        f'<schema name="first">{head}<union scaffold="m"><module name="m">{member}</module></union>'
+        f"{tail}</schema>"
+    )
+    second = (
+        f'<schema name="second">{head}<module name="x"/>{member}<module name="y"/>{tail}</schema>'
+    )
+    prompt = parse_prompt('<prompt schema="second">Go!</prompt>')
+    found = []
+    for schemas in ((first, second), (second,)):
+        # In two layers nothing of what was attended twice removed reaches keys and values.
+        engine = tiny_engine(config=EngineConfig(visibility=Visibility.MODULE), num_hidden_layers=3)
+        for schema in schemas:
+            engine.add_schema(schema)
+        request = engine.plan(prompt)
+        key = request.plan.cached[2].key
+        with engine.source.acquire([key], request.recipes) as acquired:
+            found.append(acquired.entries[key].values.clone())
+    assert torch.allclose(*found, atol=1e-5)
+
+
+def test_entries_differ_when_what_they_attended_lies_elsewhere():
+    """E6: the same text at the same place, behind the same text in front of or behind a module."""
+    engine = tiny_engine()
+    module, text = '<module name="x">123</module>', "AB"
+    keys = []
+    for name, before in (("first", text + module), ("second", module + text)):
+        engine.add_schema(f'<schema name="{name}">{before}<module name="m">own</module></schema>')
+        plan = engine.plan(parse_prompt(f'<prompt schema="{name}"><m/>?</prompt>')).plan
+        keys += [part.key for part in plan.cached if part.label == "m"]
+    assert len(set(keys)) == 2
+
+
+@pytest.mark.parametrize("name", ["m", "user"])
+def test_schema_is_checked_when_a_parsed_one_was_added_to(name):
+    """Nodes built in Python are checked wherever they stand: no module hides another."""
+    parsed = parse_schema('<schema name="s"><module name="m">text</module></schema>')
+    changed = replace(parsed, children=(*parsed.children, Module(name, (Text("other"),))))
+    with pytest.raises(SchemaError, match=name):
+        tiny_engine().add_schema(changed)
 
 
 @pytest.mark.parametrize("is_file", [True, False])

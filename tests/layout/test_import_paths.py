@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from pc_rag.layout.schema_layout import targets_in
 from pc_rag.pml import Import, Module, Prompt, Schema, Text, Union
 from pc_rag.pml.nodes import Location, Parameter, Scaffold
 from tests.support.plans import plan_of, problems_of, text_of
@@ -85,3 +86,20 @@ def test_name_wins_when_a_path_reads_the_same():
     inner = Module("a", (Module("b", (Text("nested"),)),))
     schema = Schema("s", (inner, Module("a.b", (Text("named"),))))
     assert text_of(plan_of(schema, Prompt("s", (node("a.b"), Text("."))))) == "named."
+
+
+def test_work_grows_with_the_prompt_when_all_its_imports_are_paths(monkeypatch):
+    """What a module holds is gathered once a level, not once an import."""
+    calls = []
+
+    def counted(items):
+        calls.append(items)
+        return targets_in(items)
+
+    monkeypatch.setattr("pc_rag.layout.import_paths.targets_in", counted)
+    names = [f"m{i}" for i in range(50)]
+    inner = Module("b", tuple(Module(name, (Text("x"),)) for name in names))
+    children = tuple(node(f"a.b.{name}") for name in names)
+    plan = plan_of(Schema("s", (Module("a", (inner,)),)), Prompt("s", (*children, Text("."))))
+    assert text_of(plan) == 50 * "x" + "."
+    assert len(calls) == 3

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from pc_rag.errors import SchemaError
+from pc_rag.errors import LayoutError, SchemaError
 from pc_rag.layout import apply_repair, lay_out, parse_repair
-from pc_rag.pml import Import, Module, Prompt, RoleBlock, Schema, Text
+from pc_rag.pml import Import, Module, Prompt, RoleBlock, Schema, Text, Union
 from pc_rag.pml.nodes import Location, Parameter
 from pc_rag.types import PositionPolicy, Role, Span, Visibility
 from tests.support.char_encoder import PLACEHOLDER, CharEncoder, decode
@@ -226,3 +226,48 @@ def test_last_token_is_computed_when_a_parameter_ends_the_prompt():
     assert shown(empty) == [("exact", "ab", 0), ("repair", "c", 2)]
     full = plan_of(schema, prompt(Import("m", arguments={"p": "d"})))
     assert shown(full) == [("exact", "abc", 0), ("argument", "d", 3)]
+
+
+@pytest.mark.parametrize(
+    ("children", "max_position", "numbers"),
+    [
+        ([Parameter(name="p", max_tokens=10**6)] * 3, 2048, "3,000,000 position IDs.* 2,048"),
+        ([Union((Module("m", (Parameter(name="p", max_tokens=2049),)),))], 2048, "2,049 .* 2,048"),
+        (
+            [Union(11 * (Module("m", (Parameter(name="p", max_tokens=10**6),)),))],
+            None,
+            "11,000,000 tokens in all, at most 10,000,000",
+        ),
+    ],
+)  # fmt: skip
+def test_lengths_are_refused_before_a_token_is_made_when_they_reserve_too_much(
+    children, max_position, numbers
+):
+    """A few characters would take gigabytes; members of a union share positions, not memory."""
+
+    class NoTokens(CharEncoder):
+        def placeholder_id(self):
+            raise AssertionError("nothing is laid out")
+
+    with pytest.raises(LayoutError, match=numbers):
+        lay_out(
+            Schema("s", tuple(children)),
+            NoTokens(),
+            visibility=Visibility.PREFIX,
+            max_position=max_position,
+        )
+
+
+def test_members_share_their_positions_when_their_lengths_are_summed():
+    """The union reserves as much as its longest member, so all of this fits."""
+    members = tuple(
+        Module(f"m{i}", (Text("-"), Parameter(name="p", max_tokens=9, default="")))
+        for i in range(5)
+    )
+    layout = lay_out(
+        Schema("s", (Union(members),)),
+        CharEncoder(has_bos=False),
+        visibility=Visibility.PREFIX,
+        max_position=10,
+    )
+    assert len(layout.span) == 10

@@ -223,3 +223,21 @@ def test_overflow_is_refused_with_numbers_when_positions_run_out(policy, end):
     assert plan_of(PLAIN, "<b/>q", policy=policy, max_position=end).end == end
     with pytest.raises(LayoutError, match=rf"11 tokens .* up to {end}, the model has {end - 1}"):
         plan_of(PLAIN, "<b/>q", policy=policy, max_position=end - 1)
+
+
+def test_work_stays_bounded_when_thousands_of_imports_are_unknown(monkeypatch):
+    """Only the first are compared with every name of the schema; all of them are reported."""
+    calls = []
+    monkeypatch.setattr(
+        "pc_rag.layout.import_block.get_close_matches", lambda *args, **_: calls.append(args) or []
+    )
+    body = "".join(f"<q{i}/>" for i in range(1000))
+    problems = problems_of('<schema name="s"><module name="m">x</module></schema>', body)
+    assert len(problems) == 1000
+    assert len(calls) == 20
+
+
+def test_context_holds_what_fits_when_an_import_does_not():
+    """What is refused anyway takes no positions, so no overflow is reported beside it."""
+    (problem,) = problems_of(PLAIN, "<a/><a/>Why?", max_position=16)
+    assert "already imported" in problem.message

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pc_rag.pml import Import, Module, Prompt, RoleBlock, Schema, Text
+from pc_rag.pml import Import, Module, Prompt, RoleBlock, Schema, Text, Union
 from pc_rag.pml.nodes import Location, Parameter, Turn
 from pc_rag.types import Role
 from tests.support.char_encoder import CharEncoder
@@ -156,6 +156,21 @@ class FirstTurns(CharEncoder):
         return (*(map(ord, "D") if is_first else ()), *super().role_open(role, is_first=is_first))
 
 
+EITHER = Schema(
+    "s",
+    (
+        module("a"),
+        Union(
+            (
+                module("t", RoleBlock(USER, (Text("T"),))),
+                module("v", RoleBlock(USER, (Text("V"),)), RoleBlock(USER, (Text("W"),))),
+            )
+        ),
+        RoleBlock(USER, (Text("last"),)),
+    ),
+)
+
+
 @pytest.mark.parametrize(
     ("schema", "children", "text"),
     [
@@ -172,6 +187,15 @@ class FirstTurns(CharEncoder):
          "D<user>x</user>aaa"),
         (Schema("s", (module("t", RoleBlock(USER, (Text("T"),))), module("a"))),
          [Import("t"), Text("x")], "D<user>T</user><user>x</user>"),
+        (Schema("s", (module("t", RoleBlock(USER, (Text("T"),))), RoleBlock(USER, (Text("U"),)),
+                      module("a"))), [turn(USER, A)], "<user>U</user><user>aaa</user>"),
+        (Schema("s", (Union((module("t", RoleBlock(USER, (Text("T"),))), module("a"))),
+                      RoleBlock(USER, (Text("last"),)))), [Import("t")],
+         "D<user>T</user><user>last</user>"),
+        (EITHER, [Import("t")], "D<user>T</user><user>last</user>"),
+        (EITHER, [Import("v")], "D<user>V</user><user>W</user><user>last</user>"),
+        (EITHER, [turn(SYSTEM, "x", A), Import("v")],
+         "<system>xaaa</system>D<user>V</user><user>W</user><user>last</user>"),
     ],
 )  # fmt: skip
 def test_first_turn_is_told_when_a_prompt_opens_it(schema, children, text):

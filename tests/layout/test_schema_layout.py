@@ -6,7 +6,7 @@ import pytest
 
 from pc_rag.errors import LayoutError
 from pc_rag.layout import ANONYMOUS_LABEL, ModuleLayout, RunItem, UnionLayout, lay_out, layout_rows
-from pc_rag.pml import parse_schema
+from pc_rag.pml import Module, Schema, Text, parse_schema
 from pc_rag.types import Span, Visibility
 from tests.support.char_encoder import CharEncoder, decode
 
@@ -175,3 +175,11 @@ def test_rows_say_it_all_when_a_layout_is_listed():
         (3, "module", "a.y", Span(7, 11), 4, 4),
         (4, "text", "a.y", Span(7, 11), 4, 4),
     ]
+
+
+def test_nothing_of_a_module_is_stored_when_it_is_not_stored_itself():
+    """Also where nodes were built in Python, and the inner module says nothing of it."""
+    inner = Module("inner", (Text("secret"),))
+    schema = Schema("s", (Module("outer", (Text("x"), inner), is_cached=False),))
+    layout = lay_out(schema, CharEncoder(has_bos=False), visibility=Visibility.PREFIX)
+    assert [run.is_stored for run in layout.runs] == [False, False]

@@ -9,7 +9,8 @@ from transformers import PreTrainedTokenizerFast
 from pc_rag.errors import ModelError
 from pc_rag.model.template_encoder import TemplateEncoder
 from pc_rag.model.tokenizer import TextTokenizer
-from tests.support.tiny_models import tiny_tokenizer
+from pc_rag.types import Role
+from tests.support.tiny_models import CHATML_TEMPLATE, tiny_tokenizer
 from tests.support.tiny_tokenizers import metaspace_tokenizer
 
 TEMPLATE = "{% for m in messages %}<|turn|>{{ m['content'] }}{% endfor %}"
@@ -65,3 +66,12 @@ def test_tokenizer_is_refused_when_it_has_no_neutral_token():
     for call in ("space_id", "placeholder_id"):
         with pytest.raises(ModelError, match="no token for a space"):
             getattr(encoder_of(words_tokenizer(), eos_ids=[1]), call)()
+
+
+def test_no_prompt_begins_with_a_token_that_opens_every_turn():
+    """Whatever it is called: SmolLM2 names the opening of a turn as its BOS."""
+    tokenizer = tiny_tokenizer(chat_template=CHATML_TEMPLATE)
+    tokenizer.bos_token = "<|im_start|>"
+    encoder = encoder_of(tokenizer)
+    assert encoder.beginning() == ()
+    assert encoder.role_open(Role.USER, is_first=True)[0] == tokenizer.bos_token_id

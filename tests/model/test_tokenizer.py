@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken
 
-from pc_rag.errors import ModelError
+from pc_rag.errors import ModelError, PromptError
 from pc_rag.model.tokenizer import TextTokenizer
 from tests.support.tiny_models import CHATML_TEMPLATE, tiny_tokenizer
 from tests.support.tiny_tokenizers import metaspace_tokenizer
@@ -171,3 +171,17 @@ def test_ids_are_the_same_when_threads_encode_together():
         results = list(executor.map(work, range(200)))
     assert set(results[::2]) == {(258, 120) * 20}
     assert set(results[1::2]) == {tuple(text.encode())}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("ab\ud83dc", r"character 2 is the lone surrogate U\+D83D"),
+        (7, "is a int"),
+        (None, "NoneType"),
+    ],
+)
+def test_text_is_refused_when_no_token_can_stand_for_it(text, message):
+    """A typed error: frameworks turn a TypeError into an empty answer."""
+    with pytest.raises(PromptError, match=message):
+        TextTokenizer(tiny_tokenizer()).encode_text(text)

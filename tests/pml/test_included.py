@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 import tracemalloc
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 from pc_rag import pml
 from pc_rag.errors import SchemaError
 from pc_rag.pml import Module, Text
-from pc_rag.pml.included import MAX_FILE_BYTES
+from pc_rag.pml.included import MAX_FILE_BYTES, IncludedFiles, IncludeError
 
 
 @pytest.fixture
@@ -171,3 +172,18 @@ def test_no_file_stays_open_when_files_are_refused(root):
     for src in ("absent/x", "inner", "pipe", "inner/file.txt/x"):
         problem_of(src, root)
     assert open_descriptors() == before
+
+
+def test_file_is_refused_when_it_grows_behind_the_look_at_its_size(tmp_path, monkeypatch):
+    """Its size is told before it is read, and no more than is allowed is read of it."""
+    (tmp_path / "a.txt").write_bytes(b"x" * (MAX_FILE_BYTES + 1))
+    real = os.fstat
+
+    def before(file):
+        status = list(real(file))
+        status[stat.ST_SIZE] = 5
+        return os.stat_result(status)
+
+    monkeypatch.setattr(os, "fstat", before)
+    with pytest.raises(IncludeError, match="10,000,001 bytes; at most 10,000,000"):
+        IncludedFiles(tmp_path).text("a.txt")

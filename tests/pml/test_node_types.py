@@ -67,6 +67,7 @@ def test_nothing_is_found_when_nodes_are_what_they_should_be(root):
             ],
         ),
         ((Turn(None, (Text(1),)),), ["role of Turn is None", "text of Text is 1"]),
+        ((Turn("tool"),), ["role of Turn is 'tool' of type str; allowed: assistant, system, user"]),
     ],
 )
 def test_prompt_is_refused_when_it_holds_what_no_prompt_does(children, messages):

@@ -16,6 +16,7 @@ def problems_of(document, *, parse=pml.parse_schema, kind=SchemaError):
 
 
 PAIR = '<module name="x"/><module name="y"/>'
+UNCACHED_NOT = '<module name="c" cache="true"/>'
 SCAFFOLD = f'<scaffold name="s">{PAIR}'
 
 
@@ -37,6 +38,10 @@ SCAFFOLD = f'<scaffold name="s">{PAIR}'
         ('<module name="a" cache="no"/>', "'cache' of <module> has value 'no'; allowed: 'true', "),
         (
             '<module name="a" cache="false"><user><module name="b" cache="true"/></user></module>',
+            'cache="true" in a module with cache="false"',
+        ),
+        (
+            f'<module name="a" cache="false"><module name="b">{UNCACHED_NOT}</module></module>',
             'cache="true" in a module with cache="false"',
         ),
         ('<module name="a" src="x.txt"/>', "src='x.txt' of <module> names a file, which is"),

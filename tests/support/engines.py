@@ -152,7 +152,7 @@ def scripted(
 
 
 def reference_ids(engine: PromptCache, request: Request, num_tokens: int) -> tuple[int, ...]:
-    """Greedy tokens behind a request, by the slow reference."""
+    """Greedy tokens behind a request up to the end of its text, by the slow reference."""
     modules = {
         key: Module(
             recipe.address.token_ids,
@@ -166,8 +166,11 @@ def reference_ids(engine: PromptCache, request: Request, num_tokens: int) -> tup
     for _ in range(num_tokens):
         plan = RequestPlan(parts)
         logits = assembled_logits(engine.loaded.model, plan, modules)
-        generated.append(int(logits.argmax()))
-        next_part = Fresh(token_ids=(generated[-1],), span=Span(plan.end, plan.end + 1))
+        token_id = int(logits.argmax())
+        if token_id in engine.loaded.tokenizer.eos_ids:
+            break
+        generated.append(token_id)
+        next_part = Fresh(token_ids=(token_id,), span=Span(plan.end, plan.end + 1))
         parts = (*parts, next_part)
     return tuple(generated)
 
