@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 
 ARMS = ("shared", "unshared", "one by one")
 MOST_HELD = 0.55
-"""KV of the shared arm over that of the unshared one, as the issue asks."""
+"""Limit on the KV of the shared arm over that of the unshared one."""
 
 
 @dataclass(frozen=True)
