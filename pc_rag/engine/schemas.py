@@ -131,9 +131,10 @@ class SchemaRegistry:
     def _recipes(self, layout: SchemaLayout) -> list[EntryRecipe]:
         recipes: list[EntryRecipe] = []
         keys: list[ModuleKey] = []
+        chained = layout.chained_runs()
         for index, run in enumerate(layout.runs):
             attended = tuple(keys[i] for i in run.context)
-            if layout.is_chained(index):
+            if index in chained:
                 token_ids, position_ids = layout.context_of(index)
                 context = VisibilityContext.of(layout.visibility, token_ids, position_ids)
             else:

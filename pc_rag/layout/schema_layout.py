@@ -175,14 +175,18 @@ class SchemaLayout:
         position_ids = tuple(i for run in context for i in range(run.span.start, run.span.end))
         return token_ids, position_ids
 
-    def is_chained(self, index: int) -> bool:
-        """Whether everything a run attends attended just what lies before it there.
+    def chained_runs(self) -> frozenset[int]:
+        """Indexes of the runs in whose context everything attended just what lies before it.
 
         Under ``module`` the member that a union names as its scaffold did not attend the text in
         front of the union, which is attended beside it by what stands behind.
         """
-        context = self.runs[index].context
-        return all(self.runs[i].context == context[:place] for place, i in enumerate(context))
+        chained: set[int] = set()
+        for index, run in enumerate(self.runs):
+            *before, last = run.context or (None,)
+            if last is None or (last in chained and self.runs[last].context == tuple(before)):
+                chained.add(index)
+        return frozenset(chained)
 
 
 @dataclass(frozen=True, slots=True)
