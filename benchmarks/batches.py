@@ -3,7 +3,7 @@
 The case of Prompt Cache (arXiv 2311.04934), section 3.4: requests of 2K tokens that share a module
 of 1K, each with a private text of 1K behind it, and a few generated tokens.
 
-    shared       one batch; the module's KV is held once and read in place
+    shared       one batch of all requests; the module's KV is held once and read in place
     unshared     the same batch with share=False; every request has a copy of the module's KV
     one by one   `generate` for each request, which reads the stored module, too
 
