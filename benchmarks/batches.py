@@ -3,7 +3,7 @@
 The case of Prompt Cache (arXiv 2311.04934), section 3.4: requests of 2K tokens that share a module
 of 1K, each with a private text of 1K behind it, and a few generated tokens.
 
-    shared       one batch; the module's KV is held once and read in place
+    shared       one batch of all requests; the module's KV is held once and read in place
     unshared     the same batch with share=False; every request has a copy of the module's KV
     one by one   `generate` for each request, which reads the stored module, too
 
@@ -185,8 +185,8 @@ def print_table(results: dict[str, dict[str, Any]]) -> None:
         )
 
 
-def main() -> None:
-    """Run everything and print a table and one line of JSON."""
+def parse_arguments() -> argparse.Namespace:
+    """What the command line says."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--dtype", default="float32")
@@ -196,18 +196,13 @@ def main() -> None:
     parser.add_argument("--private-tokens", type=int, default=1024)
     parser.add_argument("--new-tokens", type=int, default=16)
     parser.add_argument("--rounds", type=int, default=1)
-    arguments = parser.parse_args()
-    rates = measure_rates(getattr(torch, arguments.dtype))
-    engine = PromptCache.from_pretrained(
-        arguments.model,
-        dtype=arguments.dtype,
-        device="cpu",
-        config=EngineConfig(prefix_cache_bytes=0),
-    )
-    check(engine)
-    requests = make_requests(
-        engine, arguments.num_requests, arguments.module_tokens, arguments.private_tokens
-    )
+    return parser.parse_args()
+
+
+def run_arms(
+    engine: PromptCache, requests: Sequence[Request], arguments: argparse.Namespace
+) -> dict[str, list[Run]]:
+    """Every arm, once a round, after a warm-up of each."""
     singles = requests[: arguments.num_single or len(requests)]
     config = GenerationConfig(max_new_tokens=arguments.new_tokens)
     arms: dict[str, Callable[[int], Run]] = {
@@ -223,14 +218,37 @@ def main() -> None:
         for name in order:
             runs[name].append(arms[name](len(requests)))
         order.append(order.pop(0))  # no arm always follows the same one
-    floors = floor_step_seconds(engine, requests[0].plan, len(requests), rates["bytes_per_second"])
-    results = {name: summarize(runs[name], floors[name], len(requests)) for name in ARMS}
+    return runs
+
+
+def equal_answers(runs: dict[str, list[Run]]) -> dict[str, float]:
+    """For each of the batches, the share of its answers that single calls gave, too."""
     ids = {name: [each.token_ids for each in runs[name][0].completions] for name in ARMS}
     expected = ids["one by one"]
-    equal = {
+    return {
         name: statistics.mean(map(operator.eq, ids[name][: len(expected)], expected))
         for name in ARMS[:2]
     }
+
+
+def main() -> None:
+    """Run everything and print a table and one line of JSON."""
+    arguments = parse_arguments()
+    rates = measure_rates(getattr(torch, arguments.dtype))
+    engine = PromptCache.from_pretrained(
+        arguments.model,
+        dtype=arguments.dtype,
+        device="cpu",
+        config=EngineConfig(prefix_cache_bytes=0),
+    )
+    check(engine)
+    requests = make_requests(
+        engine, arguments.num_requests, arguments.module_tokens, arguments.private_tokens
+    )
+    runs = run_arms(engine, requests, arguments)
+    floors = floor_step_seconds(engine, requests[0].plan, len(requests), rates["bytes_per_second"])
+    results = {name: summarize(runs[name], floors[name], len(requests)) for name in ARMS}
+    equal = equal_answers(runs)
     ratio = results["shared"]["kv_bytes"] / results["unshared"]["kv_bytes"]
     print_table(results)
     print(f"KV of the shared batch over that of the unshared one: {ratio:.1%} "

@@ -172,6 +172,7 @@ class PromptCache:
             PMLError: The document is not a valid schema, or a text of a parameter has more tokens
                 than it reserves; all problems at once.
             LayoutError: The schema reserves more position IDs than the model has.
+            ModelError: A parameter needs the token of a space, and the tokenizer drops spaces.
             StoreFull: The store has no room for its modules.
         """
         self._machinery.endings.do_deferred()  # what they lease has to stay in the store

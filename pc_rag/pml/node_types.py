@@ -25,7 +25,7 @@ from pc_rag.pml.nodes import (
     Turn,
     Union,
 )
-from pc_rag.pml.tree import MAX_DEPTH
+from pc_rag.pml.tree import MAX_DEPTH, NESTED_TOO_DEEP
 from pc_rag.types import CHAT_ROLES
 
 if TYPE_CHECKING:
@@ -71,8 +71,9 @@ def type_problems(root: object, kind: type[Schema | Prompt]) -> tuple[Problem, .
         kind: ``Schema`` or ``Prompt``.
 
     Returns:
-        A problem for each such value, in document order; what is below it is not looked at, nor
-        what lies deeper than a document may be nested.
+        A problem for each such value, in document order; what is below it is not looked at. What
+        lies deeper than a document may be nested is a problem of prompts, and not looked at either;
+        of schemas the writer tells it, beside their other faults.
     """
     if not isinstance(root, kind):
         return (Problem(0, 0, f"a {kind.__name__} is needed; got {_shown(root)}"),)
@@ -82,8 +83,11 @@ def type_problems(root: object, kind: type[Schema | Prompt]) -> tuple[Problem, .
         node, depth = pending.pop()
         place = getattr(node, "location", NOWHERE)
         found += (Problem(place.line, place.column, each) for each in _faults(node))
+        children = _sound_children(node)
         if depth < MAX_DEPTH:
-            pending += ((child, depth + 1) for child in reversed(_sound_children(node)))
+            pending += ((child, depth + 1) for child in reversed(children))
+        elif kind is Prompt and not all(isinstance(child, Text) for child in children):
+            found.append(Problem(place.line, place.column, NESTED_TOO_DEEP))
     return tuple(found)
 
 

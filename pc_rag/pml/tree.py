@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 MAX_DEPTH = 64
 """Elements that may lie in each other, the root included."""
 
+NESTED_TOO_DEEP = f"elements are nested deeper than the {MAX_DEPTH} levels that are allowed"
+
 MAX_ATTRIBUTES = 1_000
 """Attributes of one element; lxml's time to read them grows with their square."""
 
@@ -125,7 +127,7 @@ def _parse(text: SourceText, source: str) -> etree._Element:
 
 def _explain(kind: str, message: str) -> str:
     if "depth" in message.lower():
-        return f"elements are nested deeper than the {MAX_DEPTH} levels that are allowed"
+        return NESTED_TOO_DEEP
     if "huge" in message.lower():
         return "a text, attribute or comment of more than 10,000,000 bytes; split it up"
     return f"{message.strip()}; {_HINTS.get(kind, _FALLBACK_HINT)}"
@@ -155,7 +157,7 @@ class _TreeReader:
     ) -> Element:
         location = self._text.location(start.start)
         if depth > MAX_DEPTH:
-            problem = Problem(location.line, location.column, _explain("", "depth"))
+            problem = Problem(location.line, location.column, NESTED_TOO_DEEP)
             raise PMLSyntaxError((*self._problems, problem), self._source)
         self._check_namespaces(node, location)
         attributes = self._attributes(node, location)

@@ -8,7 +8,18 @@ import pytest
 
 from pc_rag.errors import ConfigError, PMLSyntaxError, PromptError, SchemaError
 from pc_rag.model.sampling import GenerationConfig
-from pc_rag.pml import Import, Prompt, Text, parse_prompt, parse_schema, program
+from pc_rag.pml import (
+    Import,
+    Prompt,
+    Text,
+    Turn,
+    parse_prompt,
+    parse_schema,
+    program,
+    write_prompt,
+)
+from pc_rag.pml.tree import MAX_DEPTH
+from pc_rag.types import Role
 from tests.support.engines import tiny_engine
 
 SHORT = GenerationConfig(max_new_tokens=2)
@@ -48,6 +59,20 @@ def test_prompt_is_refused_when_it_was_built_of_other_values(engine, children, m
     with pytest.raises(PromptError) as caught:
         engine.plan(Prompt("s", children))
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "wrap", [lambda node: Import("a", (node,)), lambda node: Turn(Role.USER, (node,))]
+)
+@pytest.mark.parametrize("depth", [MAX_DEPTH + 1, 3_000])
+def test_prompt_is_refused_when_it_nests_deeper_than_the_parser_reads(engine, wrap, depth):
+    """Such as one that a loop built: an error of ours in a call and in a batch, no overflow."""
+    node = Import("a")
+    for _ in range(depth - 2):
+        node = wrap(node)
+    for run in (engine.plan, lambda prompt: engine.generate_batch([prompt], SHORT), write_prompt):
+        with pytest.raises(PromptError, match=f"the {MAX_DEPTH} levels"):
+            run(Prompt("s", (node,)))
 
 
 def test_added_text_is_refused_when_it_is_none():

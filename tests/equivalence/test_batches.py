@@ -11,7 +11,7 @@ from pc_rag.config import EngineConfig
 from pc_rag.model.conversation import ChatMessage
 from pc_rag.model.sampling import GenerationConfig
 from pc_rag.pml import parse_prompt
-from pc_rag.types import FinishReason, PositionPolicy, Role
+from pc_rag.types import FinishReason, PositionPolicy, Role, Visibility
 from tests.support.engines import chunk_request, stored_bytes, tiny_engine
 from tests.support.tiny_models import FAMILIES
 
@@ -26,6 +26,21 @@ SCHEMA = """
   </union>
   <module name="budget">Spend little.</module>
 </schema>
+"""
+
+WHOLE = """
+<schema name="whole"><user>I am
+  <union scaffold="young">
+    <module name="old">old, <param name="years" len="4" pad="space"/> years.</module>
+    <module name="young">young.</module>
+  </union>
+  <scaffold name="facts">
+    <module name="visa">A visa for <param name="where" len="6" default="Rome"/> is cheap.</module>
+    <module name="money">Cards are taken.</module>
+  </scaffold>
+  <module name="news" cache="false">Trains are late.</module>
+  <union><module name="sun">I like sun.</module><module name="rain">And rain.</module></union>
+</user></schema>
 """
 
 
@@ -134,6 +149,33 @@ def test_batch_equals_single_calls_when_modules_have_parameters():
     assert found == single(engine, prompts)
     assert len(set(found)) == 3
     assert batch.memory.shared_bytes > batch.memory.tail_bytes / 4
+
+
+@pytest.mark.parametrize("visibility", [Visibility.PREFIX, Visibility.MODULE])
+@pytest.mark.parametrize("policy", PositionPolicy)
+def test_batch_equals_single_calls_when_prompts_use_the_whole_of_pml(policy, visibility):
+    """Some read joint entries, others those of members; with arguments, and siblings warmed."""
+    engine = tiny_engine(
+        config=EngineConfig(
+            position_policy=policy,
+            visibility=visibility,
+            prefetch_siblings=True,
+            keep_siblings=True,
+            prefix_cache_bytes=0,
+        )
+    )
+    engine.add_schema(WHOLE)
+    bodies = (
+        '<old years="9"/><facts/><sun/>Go!',
+        '<young/><visa where="Oslo"/><money/><news/><rain/>Now?',
+        '<young/>Well,<facts><visa where="Bern"/></facts><sun/>',
+        '<old years=""/><money/><news/>',
+        "<facts/>",
+    )
+    prompts = [parse_prompt(f'<prompt schema="whole">{body}</prompt>') for body in bodies]
+    for options in ({}, {"share": False}, {"max_batch_size": 2}):
+        assert ids_of(engine.generate_batch(prompts, SHORT, **options)) == single(engine, prompts)
+    engine.close()
 
 
 def test_pitfall_24_batch_equals_single_calls_when_there_is_no_pad_token():

@@ -20,6 +20,7 @@ from pc_rag.pml import (
     write_schema,
 )
 from pc_rag.pml.node_types import type_problems
+from pc_rag.pml.tree import NESTED_TOO_DEEP
 from pc_rag.types import Role
 
 SOUND_SCHEMA = Schema(
@@ -108,8 +109,9 @@ def test_schema_is_refused_when_it_holds_what_no_schema_does(schema, message):
 
 
 def test_look_is_bounded_when_nodes_lie_in_each_other_without_end():
-    """What is deeper than any document may be is for the writer to refuse (pitfall 14)."""
+    """What is deeper than any document may be is one problem, and is not walked (pitfall 14)."""
     node = Import("a")
     for _ in range(100_000):
         node = Import("a", (node,))
-    assert type_problems(Prompt("s", (node,)), Prompt) == ()
+    (problem,) = type_problems(Prompt("s", (node,)), Prompt)
+    assert problem.message == NESTED_TOO_DEEP

@@ -219,6 +219,42 @@ def test_constants_are_text_when_a_call_gives_them():
     ]
 
 
+@program
+def night(town: Annotated[str, MaxTokens(6, pads_with_space=True)], stars: int = 3):
+    """Ends in a union, and pads what it says."""
+    yield f"Night in {town}"
+    if stars > 3:
+        yield " in a palace."
+    else:
+        yield " in a tent."
+
+
+@program(role=Role.USER)
+def stay(town: Annotated[str, MaxTokens(6)] = "Bari", stars: int = 3):
+    """Ends in a call."""
+    yield "I go. "
+    yield from night(town, stars)
+
+
+@pytest.mark.parametrize("policy", list(PositionPolicy))
+@pytest.mark.parametrize("arguments", [(), ("Siena", 5), ("", 1)])
+def test_question_stands_at_the_end_when_a_program_ends_in_a_call(policy, arguments):
+    """Behind the union that the called program ends in, and in the turn around it."""
+    encoder = CharEncoder(has_bos=False)
+    request = plan_prompt(
+        lay_out(stay.schema, encoder, visibility=Visibility.PREFIX),
+        stay.prompt(*arguments).with_text(" Why?"),
+        encoder,
+        policy=policy,
+        entry_key=lambda index: ModuleKey(f"{index}"),
+        max_position=None,
+    )
+    town = (*arguments, "Bari")[0]
+    text = "".join(stay(*arguments)).replace(f"in {town}", f"in {town:6}", 1)
+    said = "".join(decode(part.token_ids) for part in request.parts)
+    assert said == f"<user>{text} Why?</user><generate>"
+
+
 @pytest.mark.parametrize("policy", list(PositionPolicy))
 @pytest.mark.parametrize("overseas", [True, False])
 def test_question_stands_at_the_end_when_it_is_added_to_a_prompt(policy, overseas):
