@@ -32,7 +32,7 @@ from pc_rag.pml.tree import MAX_DEPTH, SPACE_ATTRIBUTE
 from pc_rag.types import CHAT_ROLES
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from pc_rag.pml.nodes import PromptChild, SchemaChild
     from pc_rag.types import Role
@@ -61,18 +61,7 @@ def write_schema(schema: Schema) -> str:
             characters, halves of surrogate pairs); holds every problem, with its place in the
             document that would have been written. Or it holds values of types that nodes do not.
     """
-    faults = type_problems(schema, Schema)
-    if faults:
-        raise SchemaError(faults, getattr(schema, "source", NO_SOURCE))
-    document, problems = _written(schema)
-    try:
-        read = parse_schema(document)
-        problems = problems or _differences(schema, read)
-    except PMLError as error:
-        problems += error.problems
-    if problems:
-        raise SchemaError(tuple(sorted(problems)), f"written schema {schema.name!r}")
-    return document
+    return _document(schema, Schema, parse_schema, SchemaError)
 
 
 def write_prompt(prompt: Prompt) -> str:
@@ -90,24 +79,39 @@ def write_prompt(prompt: Prompt) -> str:
             characters, halves of surrogate pairs); holds every problem, with its place in the
             document that would have been written. Or it holds values of types that nodes do not.
     """
-    faults = type_problems(prompt, Prompt)
-    if faults:
-        raise PromptError(faults, getattr(prompt, "source", NO_SOURCE))
-    document, problems = _written(prompt)
-    try:
-        read = parse_prompt(document)
-        problems = problems or _differences(prompt, read)
-    except (PMLError, PromptError) as error:
-        problems += error.problems
-    if problems:
-        raise PromptError(tuple(sorted(problems)), f"written prompt of schema {prompt.schema!r}")
-    return document
+    return _document(prompt, Prompt, parse_prompt, PromptError)
 
 
 def first_unwritable(text: str) -> str | None:
     """The first character of a text that XML cannot hold, not even escaped, if there is one."""
     found = _UNWRITABLE.search(text)
     return found.group() if found else None
+
+
+def _document(
+    root: _Node,
+    kind: type[_Node],
+    parse: Callable[[str], _Node],
+    refusal: type[SchemaError | PromptError],
+) -> str:
+    """A document that was read back, and is ``root``; ``refusal`` holds all that keeps it so."""
+    faults = type_problems(root, kind)
+    if faults:
+        raise refusal(faults, getattr(root, "source", NO_SOURCE))
+    document, problems = _written(root)
+    try:
+        read = parse(document)
+        problems = problems or _differences(root, read)
+    except (PMLError, PromptError) as error:
+        problems += error.problems
+    if problems:
+        what = (
+            f"prompt of schema {root.schema!r}"
+            if isinstance(root, Prompt)
+            else f"schema {root.name!r}"
+        )
+        raise refusal(tuple(sorted(problems)), f"written {what}")
+    return document
 
 
 def _written(root: Schema | Prompt) -> tuple[str, list[Problem]]:
