@@ -73,6 +73,16 @@ def test_attribute_reads_back_exactly_when_it_looks_like_markup(text):
     assert parse_prompt(write_prompt(prompt)) == prompt
 
 
+def test_schema_is_refused_when_it_would_read_back_as_another():
+    """A node of the caller's own kind is written as what it derives from, and is not that."""
+
+    class Chapter(Module):
+        pass
+
+    with pytest.raises(SchemaError, match="would read back as other nodes"):
+        write_schema(Schema("s", (Chapter("m", (Text("x"),)),)))
+
+
 def test_schema_is_refused_when_an_uncached_module_would_hold_a_cached_one():
     """What a document cannot say is not written as something else."""
     schema = Schema("s", (Module("m", (Module("n"),), is_cached=False),))
