@@ -55,6 +55,18 @@ class PositionPolicy(StrEnum):
     """The paper's: every union reserves its longest member; gaps stay."""
 
 
+class Placement(StrEnum):
+    """Where an entry can stand, by how the model tells positions apart."""
+
+    ROTATE = "rotate"
+    """Anywhere: keys are rotated by the difference of position IDs (RoPE)."""
+    FREE = "free"
+    """Anywhere, as it is: keys carry no position (ALiBi, or none at all)."""
+    FIXED = "fixed"
+    """Only where it was encoded: positions are part of the states (learned positions). Then a
+    module is encoded once for each start that it is asked for at."""
+
+
 class HitKind(StrEnum):
     """How served KV relates to a full prefill."""
 

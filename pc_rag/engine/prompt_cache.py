@@ -27,10 +27,9 @@ from pc_rag.kv.tiered_store import TieredStore
 from pc_rag.metrics import CacheStats, Phase, PrefillRate, Stopwatch
 from pc_rag.model.answer_memory import AnswerMemory
 from pc_rag.model.chat import ChatFormat
-from pc_rag.model.detect_rope import detect_rope
+from pc_rag.model.detect import runner_of
 from pc_rag.model.grammar_compiler import GrammarCompiler
 from pc_rag.model.loading import LoadedModel, load_model
-from pc_rag.model.runner import Runner
 from pc_rag.model.sampling import GenerationConfig
 from pc_rag.model.template_encoder import TemplateEncoder
 from pc_rag.types import StorageDtype
@@ -76,7 +75,7 @@ class PromptCache:
         self.config = config = config or EngineConfig()
         self.store = store
         self._owns_store = False
-        self.runner = Runner(loaded.model, detect_rope(loaded.model))
+        self.runner = runner_of(loaded.model)
         prefill_rate = PrefillRate()
         self.source = EntrySource(
             store, self.runner, rate=prefill_rate, keeps_siblings=config.keep_siblings

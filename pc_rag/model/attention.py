@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     import torch
 
     from pc_rag.model.kv_view import KVView
-    from pc_rag.model.positions import Rope
+    from pc_rag.model.positions import ModelPositions
 
 
 class AttentionPass:
@@ -37,16 +37,18 @@ class AttentionPass:
 
     Args:
         view: What is attended. Each layer writes its fresh keys and values into ``view.tail``.
-        rope: The model's rotation.
+        positions: Of the model.
         position_ids: Of the fresh tokens, rising.
 
     Attributes:
         num_layers_served: Layers that attended through this pass so far.
     """
 
-    def __init__(self, view: KVView, rope: Rope, position_ids: Sequence[int]) -> None:
+    def __init__(
+        self, view: KVView, positions: ModelPositions, position_ids: Sequence[int]
+    ) -> None:
         self._tail = view.tail
-        self._rope = rope
+        self._positions = positions
         first_seeing = (
             (segment, bisect_left(position_ids, segment.span.start)) for segment in view.segments
         )
@@ -101,7 +103,8 @@ class AttentionPass:
             firsts = [first for _, first in self._seen] + [0] * is_causal
             has_rows = bool(start) or not is_causal
             self._pieces = Pieces(queries, values, [*firsts, *([0] * has_rows)])
-            self._pieces.prepare_rotations(self._rope, [segment.shift for segment, _ in self._seen])
+            encoding = self._positions.layers[layer].encoding
+            self._pieces.prepare_rotations(encoding, [segment.shift for segment, _ in self._seen])
         pieces = self._pieces
         pieces.take_queries(queries)
         for number, (segment, _) in enumerate(self._seen):

@@ -142,7 +142,7 @@ def assemble_sequence(
         tail: Empty; has room for all tokens that are not shared.
         shared: What is read in place.
         entries: All others that the plan reads. They are copied, and not needed any more after.
-        runner: Whose rotation is used.
+        runner: Whose position encoding is used.
 
     Raises:
         EntryNotFound: A cached part is neither shared nor among ``entries``.
@@ -158,6 +158,6 @@ def assemble_sequence(
             views.append(SharedView(piece, part.span.start, part.shift))
             seen[part.key, part.rows] += 1
         else:
-            rows = tail.settle(segment_of(part, entries, runner.dtype), runner.rope)
+            rows = tail.settle(segment_of(part, entries, runner.dtype), runner.positions)
             settled.append(SettledRows(part.span.start, rows))
     return BatchSequence(tail, tuple(views), tuple(settled), *fresh_tokens(plan))

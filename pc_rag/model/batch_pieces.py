@@ -13,24 +13,26 @@ from pc_rag.model.pieces import attend_piece
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from pc_rag.model.positions import Rope
+    from pc_rag.model.positions import ModelPositions
 
 
 class Rotations:
     """Rotation matrices by shift, each made once for a batch.
 
     Args:
-        rope: The model's rotation.
+        positions: Of the model.
     """
 
-    def __init__(self, rope: Rope) -> None:
-        self._rope = rope
+    def __init__(self, positions: ModelPositions) -> None:
+        self._positions = positions
         self._matrices: dict[int, torch.Tensor] = {}
 
     def matrix(self, shift: int, head_dim: int) -> torch.Tensor:
         """What queries are multiplied with from the right, to see keys that moved by ``shift``."""
         if shift not in self._matrices:
-            self._matrices[shift] = self._rope.matrices([-shift], head_dim)[0]
+            encoding = self._positions.layers[0].encoding
+            matrices = encoding.matrices([-shift], head_dim)
+            self._matrices[shift] = torch.eye(head_dim) if matrices is None else matrices[0]
         return self._matrices[shift]
 
 

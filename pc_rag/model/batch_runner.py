@@ -26,7 +26,7 @@ class BatchRunner:
 
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
-        self._rotations = Rotations(runner.rope)
+        self._rotations = Rotations(runner.positions)
 
     def prefill(self, sequences: Sequence[BatchSequence]) -> torch.Tensor:
         """Compute all fresh tokens of some prompts in one forward pass.

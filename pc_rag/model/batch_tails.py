@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from pc_rag.model.buffer_pool import KVShape
     from pc_rag.model.kv_view import Segment
-    from pc_rag.model.positions import Rope
+    from pc_rag.model.positions import ModelPositions
 
 _LEAST_FILLED = 0.875
 """Rows that a sequence needs, over those of its block; what is missing is padding."""
@@ -60,7 +60,7 @@ class SequenceTail:
     slot: int
     num_rows: int = 0
 
-    def settle(self, segment: Segment, rope: Rope) -> slice:
+    def settle(self, segment: Segment, positions: ModelPositions) -> slice:
         """Copy stored KV to the next rows, its keys rotated to where they stand.
 
         Returns:
@@ -68,7 +68,9 @@ class SequenceTail:
         """
         rows = slice(self.num_rows, self.num_rows + len(segment.span))
         segment.copy_to(
-            self.block.keys[:, self.slot, :, rows], self.block.values[:, self.slot, :, rows], rope
+            self.block.keys[:, self.slot, :, rows],
+            self.block.values[:, self.slot, :, rows],
+            positions,
         )
         self.num_rows = rows.stop
         return rows

@@ -8,7 +8,7 @@ import torch
 
 from pc_rag.errors import ModelError, UnsupportedModelError
 from pc_rag.model.kv_view import KVView
-from pc_rag.model.positions.rope import Rope, RopeStyle
+from pc_rag.model.positions import Rope, RopeStyle, uniform
 from pc_rag.model.runner import Runner
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def detect_rope(model: Any) -> Rope:  # noqa: ANN401 - transformers is untyped h
     """
     architecture = type(model).__name__
     inv_freq = _inverse_frequencies(model, architecture)
-    runner = Runner(model, Rope(inv_freq), pool_bytes=0)
+    runner = Runner(model, uniform(Rope(inv_freq), model.config.num_hidden_layers), pool_bytes=0)
     num_positions = model.config.max_position_embeddings - _PROBE_LENGTH
     shifts = sorted({min(shift, num_positions) for shift in _PROBE_SHIFTS})
     vocab_size = model.config.vocab_size

@@ -23,7 +23,7 @@ from pc_rag.errors import GenerationError
 if TYPE_CHECKING:
     import torch
 
-    from pc_rag.model.positions import Rope
+    from pc_rag.model.positions import ModelPositions
     from pc_rag.types import Span
 
 
@@ -52,15 +52,15 @@ class Segment:
         object.__setattr__(self, "layer_keys", self.keys[:, None].unbind(0))
         object.__setattr__(self, "layer_values", self.values[:, None].unbind(0))
 
-    def copy_to(self, keys: torch.Tensor, values: torch.Tensor, rope: Rope) -> None:
+    def copy_to(self, keys: torch.Tensor, values: torch.Tensor, positions: ModelPositions) -> None:
         """Write keys and values as they are at ``span``.
 
         Args:
             keys: Shaped as the segment's; written, keys that moved rotated in float32.
             values: Alike.
-            rope: The model's rotation.
+            positions: Of the model.
         """
-        keys.copy_(rope.place(self.keys, self.shift))
+        keys.copy_(positions.place(self.keys, self.shift))
         values.copy_(self.values)
 
 
@@ -130,14 +130,14 @@ class KVView:
         rows = slice(self.first_computed + start, self.first_computed + end)
         return self.tail.keys[:, 0, :, rows], self.tail.values[:, 0, :, rows]
 
-    def settle(self, into: Tail, rope: Rope) -> Tail:
+    def settle(self, into: Tail, positions: ModelPositions) -> Tail:
         """Copy segments and computed rows to ``into``; the view reads no stored KV afterwards.
 
         Only a view whose later tokens stand behind everything may settle: rows lose their order.
 
         Args:
             into: An empty buffer with room for all of it and for what will be generated.
-            rope: The model's rotation; moved keys are rotated on the way.
+            positions: Of the model; moved keys are rotated on the way.
 
         Returns:
             The former tail, which the view no longer uses.
@@ -146,7 +146,7 @@ class KVView:
         row = 0
         for segment in self.segments:
             rows = slice(row, row + len(segment.span))
-            segment.copy_to(into.keys[:, 0, :, rows], into.values[:, 0, :, rows], rope)
+            segment.copy_to(into.keys[:, 0, :, rows], into.values[:, 0, :, rows], positions)
             row = rows.stop
         former = self.tail
         computed = slice(row, row + former.num_rows)

@@ -9,7 +9,7 @@ import torch
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from pc_rag.model.positions import Rope
+    from pc_rag.model.positions import PositionEncoding
 
 _FALLBACK_QUERY_ROWS = 512
 """Queries per block where scores are materialised, so that memory stays bounded."""
@@ -68,21 +68,23 @@ class Pieces:
         self._total_places = [self._total[:, :, cut:] for cut in self._cuts]
         self._outs: list[torch.Tensor] = [self._total] * self.num_pieces
 
-    def prepare_rotations(self, rope: Rope, shifts: Sequence[int]) -> None:
+    def prepare_rotations(self, encoding: PositionEncoding, shifts: Sequence[int]) -> None:
         """Let the queries of the first pieces be rotated to where those were encoded.
 
         All rotations are one matrix product, whose result holds them side by side; where that would
         be too large, each piece has its own.
 
         Args:
-            rope: The model's rotation.
+            encoding: Of the layers.
             shifts: For each of the first pieces, the position IDs that its keys moved by.
         """
         moved = sorted(set(shifts) - {0})
         if not moved:
             return
         *rows, head_dim = self._queries.shape
-        matrices = rope.matrices([-shift for shift in moved], head_dim)
+        matrices = encoding.matrices([-shift for shift in moved], head_dim)
+        if matrices is None:
+            return
         if len(moved) * self._queries.numel() > _LARGEST_ROTATION:
             by_shift = dict(zip(moved, matrices, strict=True))
             self._matrices = {n: by_shift[shift] for n, shift in enumerate(shifts) if shift}

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from pc_rag.model.batch_pass import BatchPass
     from pc_rag.model.kv_view import KVView
-    from pc_rag.model.positions import Rope
+    from pc_rag.model.positions import ModelPositions
 
 _DEFAULT_POOL_BYTES = 1 << 30
 
@@ -27,19 +27,19 @@ class Runner:
     Args:
         model: A causal language model of transformers, in evaluation mode. Lent, not owned: its
             attention is replaced during a forward pass only.
-        rope: The model's rotation.
+        positions: How its layers tell positions apart; see ``detect.runner_of``.
         pool_bytes: Most bytes that idle request buffers may keep.
     """
 
     def __init__(
         self,
         model: Any,  # noqa: ANN401 - transformers is untyped here
-        rope: Rope,
+        positions: ModelPositions,
         *,
         pool_bytes: int = _DEFAULT_POOL_BYTES,
     ) -> None:
         self._model = model
-        self.rope = rope
+        self.positions = positions
         self.shape = kv_shape_of(model.config)
         self.dtype: torch.dtype = model.dtype
         self.device: torch.device = model.device
@@ -93,7 +93,7 @@ class Runner:
         """
         into = self.pool.take(view.num_stored + view.tail.num_rows + num_more_tokens)
         with torch.inference_mode():
-            former = view.settle(into, self.rope)
+            former = view.settle(into, self.positions)
         self.pool.give_back(former)
 
     def run_pass(
@@ -154,7 +154,7 @@ class Runner:
         num_tokens = token_ids.shape[1]
         view.tail.reserve(num_tokens)
         logits = self.run_pass(
-            AttentionPass(view, self.rope, position_ids),
+            AttentionPass(view, self.positions, position_ids),
             token_ids,
             torch.tensor([position_ids]),
             logits_behind=torch.tensor([num_tokens - 1]) if with_logits else None,

@@ -88,11 +88,12 @@ def test_e2_moved_module_entries_equal_one_masked_forward_pass(bench, settle):
 def test_e3_a_moved_entry_equals_one_encoded_there(bench, shift):
     """E3, pitfall 8: never quietly unscaled, never the wrong pairs."""
     here, there = (bench.encode(CHUNKS[0], start=start) for start in (3, 3 + shift))
-    moved = bench.runner.rope.place(here.keys, shift)
+    moved = bench.runner.positions.place(here.keys, shift)
     torch.testing.assert_close(moved, there.keys, **TOLERANCE)
     torch.testing.assert_close(here.values, there.values, **TOLERANCE)
     is_interleaved = isinstance(bench.model, CohereForCausalLM)
-    assert (bench.runner.rope.style is RopeStyle.INTERLEAVED) is is_interleaved
+    style = bench.runner.positions.layers[0].encoding.style
+    assert (style is RopeStyle.INTERLEAVED) is is_interleaved
 
 
 def test_pitfall_2_the_same_chunk_twice_equals_the_reference():
@@ -110,7 +111,7 @@ def test_pitfall_2_the_same_chunk_twice_equals_the_reference():
     )
     expected = assembled_logits(bench.model, plan, bench.modules)
     torch.testing.assert_close(bench.logits(plan), expected, **TOLERANCE)
-    view_keys = [bench.runner.rope.place(chunk.keys, shift) for shift in (0, 31)]
+    view_keys = [bench.runner.positions.place(chunk.keys, shift) for shift in (0, 31)]
     assert (view_keys[0] - view_keys[1]).abs().max() > 1e-2
 
 

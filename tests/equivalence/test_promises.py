@@ -181,7 +181,7 @@ def test_e3_a_moved_entry_equals_one_encoded_there(bench, shift):
     """E3: placing a module-visible entry elsewhere gives the KV of encoding it there."""
     here = bench.encode(CHUNKS[0], start=3)
     there = bench.encode(CHUNKS[0], start=3 + shift)
-    moved = bench.runner.rope.place(here.keys, shift)
+    moved = bench.runner.positions.place(here.keys, shift)
     torch.testing.assert_close(moved, there.keys, **TOLERANCE)
     torch.testing.assert_close(here.values, there.values, **TOLERANCE)
     assert (here.keys - there.keys).abs().max() > 1e-2, "the shift changed nothing"

@@ -11,12 +11,13 @@ from torch.nn import functional
 from pc_rag.model.attention import AttentionPass
 from pc_rag.model.kv_view import KVView, Segment, Tail
 from pc_rag.model.pieces import _attend_piece_by_blocks, attend_piece
-from pc_rag.model.positions import Rope, RopeStyle
+from pc_rag.model.positions import Rope, RopeStyle, uniform
 from pc_rag.types import Span
 
 CLOSE = {"atol": 1e-5, "rtol": 1e-5}
 HEAD_DIM, NUM_KV_HEADS, NUM_HEADS = 8, 2, 6
 ROPE = Rope(torch.tensor([1.0, 0.3, 0.1, 0.01]))
+POSITIONS = uniform(ROPE, 2)
 
 
 def random(*shape, seed=0, dtype=torch.float32):
@@ -97,7 +98,7 @@ def test_pieces_merge_to_one_masked_attention(data):
     keys = random(1, NUM_KV_HEADS, num_tokens, HEAD_DIM, seed=92)
     values = random(1, NUM_KV_HEADS, num_tokens, HEAD_DIM, seed=93)
     tail = empty_tail(num_tokens)
-    running = AttentionPass(KVView(tuple(segments), tail), ROPE, position_ids)
+    running = AttentionPass(KVView(tuple(segments), tail), POSITIONS, position_ids)
     out = running.attend(0, queries, keys, values, scaling=0.4)
     all_keys = torch.cat([*(ROPE.place(s.keys, s.shift) for s in segments), keys], dim=2)
     all_values = torch.cat([*(s.values for s in segments), values], dim=2)
@@ -120,11 +121,11 @@ def test_later_tokens_see_what_the_tail_holds(num_tokens, has_segment):
     queries = random(1, NUM_HEADS, total, HEAD_DIM, seed=1)
     keys = random(1, NUM_KV_HEADS, total, HEAD_DIM, seed=2)
     values = random(1, NUM_KV_HEADS, total, HEAD_DIM, seed=3)
-    AttentionPass(view, ROPE, first).attend(
+    AttentionPass(view, POSITIONS, first).attend(
         0, queries[:, :, :3], keys[:, :, :3], values[:, :, :3], scaling=0.4
     )
     tail.num_rows = 3
-    out = AttentionPass(view, ROPE, later).attend(
+    out = AttentionPass(view, POSITIONS, later).attend(
         0, queries[:, :, 3:], keys[:, :, 3:], values[:, :, 3:], scaling=0.4
     )
     all_keys = torch.cat([*(ROPE.place(s.keys, s.shift) for s in stored), keys], dim=2)
@@ -141,11 +142,11 @@ def test_batch_shares_the_segments_it_attends():
     queries = random(3, NUM_HEADS, 4, HEAD_DIM, seed=1)
     keys, values = (random(3, NUM_KV_HEADS, 4, HEAD_DIM, seed=s) for s in (2, 3))
     view = KVView((stored,), empty_tail(4, batch_size=3))
-    out = AttentionPass(view, ROPE, range(5, 9)).attend(0, queries, keys, values, scaling=0.4)
+    out = AttentionPass(view, POSITIONS, range(5, 9)).attend(0, queries, keys, values, scaling=0.4)
     for row in range(3):
         alone = KVView((stored,), empty_tail(4))
         one = slice(row, row + 1)
-        expected = AttentionPass(alone, ROPE, range(5, 9)).attend(
+        expected = AttentionPass(alone, POSITIONS, range(5, 9)).attend(
             0, queries[one], keys[one], values[one], scaling=0.4
         )
         torch.testing.assert_close(out[one], expected, **CLOSE)
@@ -157,7 +158,7 @@ def test_stored_kv_is_not_written_by_a_pass():
     before = stored.keys.clone(), stored.values.clone()
     states = [random(1, heads, 4, HEAD_DIM, seed=1) for heads in (NUM_HEADS, 2, 2)]
     view = KVView((stored,), empty_tail(4))
-    AttentionPass(view, ROPE, range(8, 12)).attend(0, *states, scaling=0.4)
+    AttentionPass(view, POSITIONS, range(8, 12)).attend(0, *states, scaling=0.4)
     assert torch.equal(stored.keys, before[0])
     assert torch.equal(stored.values, before[1])
 
@@ -168,13 +169,13 @@ def test_output_has_the_dtype_of_the_queries_when_it_is_bfloat16():
     stored = [segment(6, 0, seed=3), segment(5, 6, shift=4, seed=5)]
     states = [random(1, heads, 4, HEAD_DIM, seed=9 + heads) for heads in (NUM_HEADS, 2)]
     states.append(random(1, 2, 4, HEAD_DIM, seed=8))
-    exact = AttentionPass(KVView(tuple(stored), empty_tail(4)), ROPE, range(11, 15)).attend(
+    exact = AttentionPass(KVView(tuple(stored), empty_tail(4)), POSITIONS, range(11, 15)).attend(
         0, *states, scaling=0.4
     )
     low = [Segment(s.keys.to(dtype), s.values.to(dtype), s.span, s.shift) for s in stored]
     tail = empty_tail(4)
     view = KVView(tuple(low), Tail(tail.keys.to(dtype), tail.values.to(dtype)))
-    out = AttentionPass(view, ROPE, range(11, 15)).attend(
+    out = AttentionPass(view, POSITIONS, range(11, 15)).attend(
         0, *(s.to(dtype) for s in states), scaling=0.4
     )
     assert out.dtype is dtype
@@ -188,7 +189,7 @@ def test_interleaved_rotation_is_used_for_moved_segments():
     placed = Segment(rope.place(moved.keys, 9), moved.values, moved.span)
     states = [random(1, heads, 2, HEAD_DIM, seed=heads) for heads in (NUM_HEADS, 2, 2)]
     outs = [
-        AttentionPass(KVView((each,), empty_tail(2)), rope, range(14, 16)).attend(
+        AttentionPass(KVView((each,), empty_tail(2)), uniform(rope, 2), range(14, 16)).attend(
             0, *states, scaling=0.4
         )
         for each in (moved, placed)

@@ -16,12 +16,13 @@ from pc_rag.model.batch_tails import allocate_tails
 from pc_rag.model.buffer_pool import KVShape
 from pc_rag.model.kv_view import Segment
 from pc_rag.model.pieces import _attend_piece_by_blocks, attend_piece
-from pc_rag.model.positions import Rope
+from pc_rag.model.positions import Rope, uniform
 from pc_rag.types import Span
 
 CLOSE = {"atol": 1e-5, "rtol": 1e-5}
 HEAD_DIM, NUM_KV_HEADS, NUM_HEADS = 8, 2, 6
 ROPE = Rope(torch.tensor([1.0, 0.3, 0.1, 0.01]))
+POSITIONS = uniform(ROPE, 2)
 SHAPE = KVShape(1, NUM_KV_HEADS, HEAD_DIM, HEAD_DIM)
 CPU = torch.device("cpu")
 NOTHING = float("-inf")
@@ -133,7 +134,7 @@ def draw_sequences(data):
     tails = allocate_tails(SHAPE, capacities, dtype=torch.float32, device=CPU)
     sequences = []
     for tail, (_, views, rows, fresh, _) in zip(tails, laid_out, strict=True):
-        settled = tuple(SettledRows(s.span.start, tail.settle(s, ROPE)) for s in rows)
+        settled = tuple(SettledRows(s.span.start, tail.settle(s, POSITIONS)) for s in rows)
         ids = [0] * len(fresh)
         sequences.append(BatchSequence(tail, tuple(views), settled, ids, fresh))
     return sequences, [sees for *_, sees in laid_out]
@@ -155,7 +156,7 @@ def expected_of(sequence, sees, states, position_ids):
 def test_passes_equal_masked_attention_of_every_sequence_alone(data):
     """Prefill, then two decode steps: shared, moved, settled, seen by some or by nobody."""
     sequences, sees = draw_sequences(data)
-    rotations = Rotations(ROPE)
+    rotations = Rotations(POSITIONS)
     counts = [len(sequence.token_ids) for sequence in sequences]
     states = [random(1, heads, sum(counts), HEAD_DIM, seed=heads) for heads in (NUM_HEADS, 2, 2)]
     states[2] = states[2] + 1
@@ -214,7 +215,7 @@ def test_shared_piece_is_attended_once_by_all_who_see_it(monkeypatch):
     monkeypatch.setattr("pc_rag.model.batch_pieces.attend_piece", spy)
     states = [random(1, heads, 4, HEAD_DIM, seed=heads) for heads in (NUM_HEADS, 2, 2)]
     before = piece.layer_keys[0].clone(), piece.layer_values[0].clone()
-    prefill_pass(sequences, Rotations(ROPE)).attend(0, *states, scaling=0.4)
+    prefill_pass(sequences, Rotations(POSITIONS)).attend(0, *states, scaling=0.4)
     assert seen == [(piece.layer_keys[0].data_ptr(), 4 * NUM_HEADS // NUM_KV_HEADS)]
     assert torch.equal(piece.layer_keys[0], before[0])
     assert torch.equal(piece.layer_values[0], before[1])
@@ -224,7 +225,7 @@ def test_rows_are_counted_when_a_pass_is_committed_only():
     """A pass that failed can be tried again."""
     sequences, _ = two_sequences()
     states = [random(1, heads, 4, HEAD_DIM, seed=heads) for heads in (NUM_HEADS, 2, 2)]
-    running = prefill_pass(sequences, Rotations(ROPE))
+    running = prefill_pass(sequences, Rotations(POSITIONS))
     running.attend(0, *states, scaling=0.4)
     assert [sequence.tail.num_rows for sequence in sequences] == [0, 0]
     running.commit()
@@ -237,14 +238,14 @@ def test_output_has_the_dtype_of_the_queries_when_it_is_bfloat16(capacities):
     dtype = torch.bfloat16
     sequences, piece = two_sequences(capacities)
     states = [random(1, heads, 4, HEAD_DIM, seed=heads) for heads in (NUM_HEADS, 2, 2)]
-    exact = prefill_pass(sequences, Rotations(ROPE)).attend(0, *states, scaling=0.4)
+    exact = prefill_pass(sequences, Rotations(POSITIONS)).attend(0, *states, scaling=0.4)
     low = StoredPiece((piece.layer_keys[0].to(dtype),), (piece.layer_values[0].to(dtype),))
     tails = allocate_tails(SHAPE, capacities, dtype=dtype, device=CPU)
     narrow = [
         BatchSequence(tail, (SharedView(low, 0, 0),), (), s.token_ids, s.position_ids)
         for tail, s in zip(tails, sequences, strict=True)
     ]
-    out = prefill_pass(narrow, Rotations(ROPE)).attend(
+    out = prefill_pass(narrow, Rotations(POSITIONS)).attend(
         0, *(s.to(dtype) for s in states), scaling=0.4
     )
     assert out.dtype is dtype

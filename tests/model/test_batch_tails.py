@@ -10,12 +10,13 @@ from pc_rag.model.batch_own import in_place_order
 from pc_rag.model.batch_tails import allocate_tails
 from pc_rag.model.buffer_pool import KVShape
 from pc_rag.model.kv_view import Segment
-from pc_rag.model.positions import Rope
+from pc_rag.model.positions import Rope, uniform
 from pc_rag.types import Span
 
 SHAPE = KVShape(2, 3, 4, 6)
 OPTIONS = {"dtype": torch.float32, "device": torch.device("cpu")}
 ROPE = Rope(torch.tensor([1.0, 0.2]))
+POSITIONS = uniform(ROPE, 2)
 
 
 @given(st.lists(st.integers(1, 300), max_size=12))
@@ -55,7 +56,7 @@ def test_settled_rows_are_placed_keys_and_values_behind_each_other():
         keys, values = (torch.randn(2, 3, size, 4, generator=generator) for _ in range(2))
         segments.append(Segment(keys, values, Span(start, start + size), shift))
     before = [segment.keys.clone() for segment in segments]
-    assert [tail.settle(segment, ROPE) for segment in segments] == [slice(0, 4), slice(4, 7)]
+    assert [tail.settle(segment, POSITIONS) for segment in segments] == [slice(0, 4), slice(4, 7)]
     assert tail.num_rows == 7
     keys = [segments[0].keys, ROPE.place(segments[1].keys, 5)]
     for layer in range(2):

@@ -9,18 +9,17 @@ import torch
 
 from pc_rag.errors import StoreError
 from pc_rag.kv.key import EntryAddress, VisibilityContext
-from pc_rag.model.detect_rope import detect_rope
+from pc_rag.model.detect import runner_of
 from pc_rag.model.encoder import EncodeJob, Encoder, context_segments
-from pc_rag.model.runner import Runner
 from pc_rag.types import Fingerprint, StorageDtype, Visibility
 from tests.support.tiny_models import FAMILIES, tiny_model
 
 CLOSE = {"atol": 1e-5, "rtol": 1e-5}
 
 
-def runner_of(family="llama", **options):
+def tiny_runner(family="llama", **options):
     model, _ = tiny_model(family, **options)
-    return Runner(model, detect_rope(model))
+    return runner_of(model)
 
 
 def address(token_ids, start=0, context=(), dtype=StorageDtype.FLOAT32):
@@ -62,7 +61,7 @@ def watch_batches(runner):
 @pytest.mark.parametrize("has_context", [False, True])
 def test_batched_entries_equal_entries_encoded_alone(family, has_context):
     """Padding and neighbours in a batch do not show, with and without a shared context."""
-    runner = runner_of(family)
+    runner = tiny_runner(family)
     context = ()
     if has_context:
         context = (encode_one(runner, EncodeJob(address(range(60, 77)))),)
@@ -85,7 +84,7 @@ def test_batched_entries_equal_entries_encoded_alone(family, has_context):
 
 def test_context_is_seen():
     """An entry behind a context differs from the same text alone at the same place."""
-    runner = runner_of()
+    runner = tiny_runner()
     prefix = encode_one(runner, EncodeJob(address(range(60, 77))))
     behind = encode_one(
         runner, EncodeJob(address((1, 2, 3), 17, (prefix,)), context_segments([prefix]))
@@ -96,7 +95,7 @@ def test_context_is_seen():
 
 def test_results_map_to_their_jobs_when_contexts_and_starts_are_mixed():
     """Jobs of several contexts and starts, in any order, come back under their own index."""
-    runner = runner_of()
+    runner = tiny_runner()
     prefixes = [encode_one(runner, EncodeJob(address(range(s, s + 9)))) for s in (40, 90)]
     contexts = [(), context_segments(prefixes[:1]), context_segments(prefixes[1:])]
     owners = [(), tuple(prefixes[:1]), tuple(prefixes[1:])]
@@ -113,7 +112,7 @@ def test_results_map_to_their_jobs_when_contexts_and_starts_are_mixed():
 
 def test_padding_and_tokens_of_a_batch_are_bounded():
     """At most a tenth of a batch is padding, and at most 2048 tokens are in it."""
-    runner = runner_of()
+    runner = tiny_runner()
     rng = random.Random(5)
     lengths = [rng.randrange(1, 300) for _ in range(60)]
     shapes = watch_batches(runner)
@@ -127,7 +126,7 @@ def test_padding_and_tokens_of_a_batch_are_bounded():
 
 def test_text_longer_than_a_batch_is_encoded_alone():
     """A job larger than the bound is not refused and not cut."""
-    runner = runner_of(max_position_embeddings=4096)
+    runner = tiny_runner(max_position_embeddings=4096)
     long, short = texts([2500, 5])
     found = dict(Encoder(runner).encode([EncodeJob(address(long)), EncodeJob(address(short))]))
     assert [found[0].num_tokens, found[1].num_tokens] == [2500, 5]
@@ -136,7 +135,7 @@ def test_text_longer_than_a_batch_is_encoded_alone():
 @pytest.mark.parametrize("dtype", list(StorageDtype))
 def test_entries_own_contiguous_tensors_of_their_dtype(dtype):
     """No entry keeps its batch's buffer alive, and no later batch changes it."""
-    runner = runner_of()
+    runner = tiny_runner()
     jobs = [EncodeJob(address(ids, dtype=dtype)) for ids in texts([8, 8, 8])]
     entries = [entry for _, entry in Encoder(runner).encode(jobs)]
     copies = [(e.keys.clone(), e.values.clone()) for e in entries]
@@ -153,7 +152,7 @@ def test_entries_own_contiguous_tensors_of_their_dtype(dtype):
 
 def test_context_of_another_storage_dtype_is_read_in_the_compute_dtype():
     """Entries stored in bfloat16 can be the context of a float32 model."""
-    runner = runner_of()
+    runner = tiny_runner()
     exact = encode_one(runner, EncodeJob(address(range(60, 77))))
     stored = encode_one(runner, EncodeJob(address(range(60, 77), dtype=StorageDtype.BFLOAT16)))
     entries = [
@@ -165,7 +164,7 @@ def test_context_of_another_storage_dtype_is_read_in_the_compute_dtype():
 
 def test_empty_text_is_refused_before_anything_is_computed():
     """An entry has tokens."""
-    runner = runner_of()
+    runner = tiny_runner()
     shapes = watch_batches(runner)
     with pytest.raises(StoreError, match="at least one token"):
         list(Encoder(runner).encode([EncodeJob(address((1, 2))), EncodeJob(address(()))]))
@@ -174,7 +173,7 @@ def test_empty_text_is_refused_before_anything_is_computed():
 
 def test_buffer_is_given_back_when_the_model_raises():
     """An error in a batch leaves the pool as it was."""
-    runner = runner_of()
+    runner = tiny_runner()
     list(Encoder(runner).encode([EncodeJob(address((1, 2)))]))
     idle = runner.pool.idle_bytes
 
@@ -190,7 +189,7 @@ def test_buffer_is_given_back_when_the_model_raises():
 
 def test_pass_is_told_with_its_tokens_when_a_rate_learns_from_it():
     """Padding is no token, of whichever row; the context is that of one row."""
-    runner, passes = runner_of(), []
+    runner, passes = tiny_runner(), []
 
     class Rate:
         def record(self, num_tokens, seconds, *, num_context_tokens):

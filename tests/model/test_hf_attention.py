@@ -10,10 +10,9 @@ import torch
 
 from pc_rag.errors import ModelError
 from pc_rag.model.buffer_pool import BufferPool
-from pc_rag.model.detect_rope import detect_rope
+from pc_rag.model.detect import runner_of
 from pc_rag.model.hf_attention import CARRIER, _attention, own_attention
 from pc_rag.model.kv_view import KVView
-from pc_rag.model.runner import Runner
 from tests.support.tiny_models import FAMILIES, tiny_model
 
 IDS = torch.tensor([[10, 20, 30, 40]])
@@ -49,7 +48,7 @@ def test_owner_calls_the_model_between_passes(family):
     model, _ = tiny_model(family)
     options = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
     logits, tokens = model(IDS).logits, model.generate(IDS, **options)
-    runner = Runner(model, detect_rope(model))
+    runner = runner_of(model)
     runner.prefill(KVView((), runner.pool.take(4)), (1, 2, 3), (0, 5, 9))
     assert torch.equal(model(IDS).logits, logits)
     assert torch.equal(model.generate(IDS, **options), tokens)
@@ -76,7 +75,7 @@ def test_attention_that_is_not_ours_is_refused(asked):
 def test_passes_take_turns_when_threads_share_a_runner():
     """One lock: the carrier of one pass never meets the layers of another."""
     model, _ = tiny_model("llama")
-    runner = Runner(model, detect_rope(model))
+    runner = runner_of(model)
     expected = {i: model(torch.tensor([[i, 2, i]])).logits[0, -1] for i in range(6)}
     wrong = []
 
@@ -118,7 +117,7 @@ def test_model_is_run_by_one_at_a_time_when_several_runners_share_it():
 def test_pass_is_refused_when_a_layer_attends_by_itself():
     """Its KV would be missing from the buffer, and whatever lay there would be stored."""
     model, _ = tiny_model("llama")
-    runner = Runner(model, detect_rope(model))
+    runner = runner_of(model)
     stray = model.model.layers[1].self_attn
     stray.config = copy.copy(model.config)
     stray.config._attn_implementation = "sdpa"

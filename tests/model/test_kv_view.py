@@ -7,10 +7,11 @@ import torch
 
 from pc_rag.errors import GenerationError
 from pc_rag.model.kv_view import KVView, Segment, Tail
-from pc_rag.model.positions import Rope
+from pc_rag.model.positions import Rope, uniform
 from pc_rag.types import Span
 
 ROPE = Rope(torch.tensor([1.0, 0.2]))
+POSITIONS = uniform(ROPE, 2)
 
 
 def random(*shape, seed=0):
@@ -50,7 +51,7 @@ def test_counts_tell_stored_from_computed():
     """Settled copies are not computed tokens."""
     view = KVView((segment(5, 0), segment(4, 9)), tail(8, num_rows=3))
     assert (view.num_stored, view.num_computed) == (9, 3)
-    view.settle(tail(20, seed=9), ROPE)
+    view.settle(tail(20, seed=9), POSITIONS)
     assert (view.num_stored, view.num_computed) == (0, 3)
     view.tail.num_rows += 1
     assert view.num_computed == 4
@@ -62,7 +63,7 @@ def test_settled_view_holds_placed_keys_then_computed_rows():
     former = tail(8, num_rows=3, seed=5)
     view = KVView(segments, former)
     into = tail(20, seed=9)
-    assert view.settle(into, ROPE) is former
+    assert view.settle(into, POSITIONS) is former
     assert view.tail is into
     assert view.segments == ()
     assert (into.num_rows, view.first_computed) == (12, 9)
@@ -78,7 +79,7 @@ def test_computed_kv_is_the_same_before_and_after_settling(is_settled):
     view = KVView((segment(5, 0),), tail(8, num_rows=4, seed=5))
     expected = view.tail.keys[:, 0, :, 1:3].clone(), view.tail.values[:, 0, :, 1:3].clone()
     if is_settled:
-        view.settle(tail(20, seed=9), ROPE)
+        view.settle(tail(20, seed=9), POSITIONS)
     keys, values = view.computed_kv(1, 3)
     assert torch.equal(keys, expected[0])
     assert torch.equal(values, expected[1])
@@ -91,7 +92,7 @@ def test_view_stays_as_it_was_when_it_cannot_settle():
     former = tail(8, num_rows=3)
     view = KVView(segments, former)
     with pytest.raises(GenerationError):
-        view.settle(tail(7), ROPE)
+        view.settle(tail(7), POSITIONS)
     assert (view.segments, view.tail, view.first_computed) == (segments, former, 0)
-    view.settle(tail(8), ROPE)
+    view.settle(tail(8), POSITIONS)
     assert torch.equal(segments[0].keys, before)

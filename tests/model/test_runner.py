@@ -9,9 +9,9 @@ from pc_rag.errors import GenerationError
 from pc_rag.layout.plan import Fresh, RequestPlan
 from pc_rag.model.assembly import assemble, fresh_tokens
 from pc_rag.model.buffer_pool import KVShape
-from pc_rag.model.detect_rope import detect_rope
+from pc_rag.model.detect import runner_of
 from pc_rag.model.kv_view import KVView
-from pc_rag.model.runner import Runner, kv_shape_of
+from pc_rag.model.runner import kv_shape_of
 from pc_rag.types import Span
 from tests.support.requests import Workbench, cached
 from tests.support.tiny_models import FAMILIES, tiny_model
@@ -19,9 +19,9 @@ from tests.support.tiny_models import FAMILIES, tiny_model
 CLOSE = {"atol": 1e-4, "rtol": 0.0}
 
 
-def runner_of(family="llama", **options):
+def tiny_runner(family="llama", **options):
     model, _ = tiny_model(family, **options)
-    return Runner(model, detect_rope(model))
+    return runner_of(model)
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,7 @@ def test_geometry_is_that_of_the_models_own_cache(family, shape):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_prefill_then_decode_equals_one_forward_pass(family):
     """Logits behind every token are those of stock attention; float32, of the vocabulary's size."""
-    runner = runner_of(family)
+    runner = tiny_runner(family)
     ids = list(range(30, 50))
     expected = runner._model(torch.tensor([ids])).logits[0].float()
     view = KVView((), runner.pool.take(20))
@@ -60,7 +60,7 @@ def test_prefill_then_decode_equals_one_forward_pass(family):
 
 def test_prefill_in_pieces_equals_prefill_at_once():
     """Several tokens behind several computed ones."""
-    runner = runner_of()
+    runner = tiny_runner()
     ids = list(range(30, 50))
     whole = runner.prefill(KVView((), runner.pool.take(20)), ids, range(20))
     view = KVView((), runner.pool.take(20))
@@ -133,14 +133,14 @@ def test_settling_gives_the_former_buffer_back():
 
 def test_pass_without_tokens_is_refused():
     """There is nothing to take logits from."""
-    runner = runner_of()
+    runner = tiny_runner()
     with pytest.raises(GenerationError, match="at least one fresh token"):
         runner.prefill(KVView((), runner.pool.take(4)), (), ())
 
 
 def test_pass_that_does_not_fit_the_buffer_is_refused_before_it_runs():
     """No row is written."""
-    runner = runner_of()
+    runner = tiny_runner()
     view = KVView((), runner.pool.take(4))
     view.tail.num_rows = view.tail.capacity - 1
     with pytest.raises(GenerationError, match="2 more were asked for"):
@@ -149,7 +149,7 @@ def test_pass_that_does_not_fit_the_buffer_is_refused_before_it_runs():
 
 def test_rows_are_not_counted_when_the_model_raises():
     """A failed pass can be tried again: the view holds what it held."""
-    runner = runner_of()
+    runner = tiny_runner()
     view = KVView((), runner.pool.take(8))
     expected = runner.prefill(KVView((), runner.pool.take(8)), (1, 2, 3), range(3))
     runner.prefill(view, (1, 2), range(2))
@@ -167,7 +167,7 @@ def test_rows_are_not_counted_when_the_model_raises():
 
 def test_compute_fills_every_sequence_of_a_batch():
     """KV of a batch equals that of its sequences alone."""
-    runner = runner_of()
+    runner = tiny_runner()
     batch = torch.tensor([[1, 2, 3], [7, 8, 9]])
     tail = runner.pool.take(3, batch_size=2)
     runner.compute(KVView((), tail), batch, range(4, 7))

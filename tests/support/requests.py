@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 from pc_rag.kv.key import EntryAddress, VisibilityContext
 from pc_rag.layout.plan import Cached
 from pc_rag.model.assembly import assemble, fresh_tokens
-from pc_rag.model.detect_rope import detect_rope
+from pc_rag.model.detect import runner_of
 from pc_rag.model.encoder import EncodeJob, Encoder, context_segments
-from pc_rag.model.runner import Runner
 from pc_rag.types import Fingerprint, Span, StorageDtype, Visibility
 from tests.support.reference import Module
 
@@ -19,6 +18,7 @@ if TYPE_CHECKING:
 
     from pc_rag.kv.entry import Entry
     from pc_rag.layout.plan import RequestPlan
+    from pc_rag.model.runner import Runner
 
 
 @dataclass
@@ -31,7 +31,7 @@ class Workbench:
     modules: dict[str, Module] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.runner = Runner(self.model, detect_rope(self.model))
+        self.runner = runner_of(self.model)
 
     def encode(
         self, token_ids: tuple[int, ...], *, start: int, context: tuple[Entry, ...] = ()
@@ -62,7 +62,7 @@ class Workbench:
             return self.runner.prefill(view, token_ids, position_ids)
         self.runner.prefill(view, token_ids[:-1], position_ids[:-1])
         into = self.runner.pool.take(view.num_stored + view.tail.num_rows + 8)
-        view.settle(into, self.runner.rope)
+        view.settle(into, self.runner.positions)
         return self.runner.decode(view, token_ids[-1], position_ids[-1])
 
 

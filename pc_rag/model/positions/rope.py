@@ -14,9 +14,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
+
+from pc_rag.types import Placement
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -39,15 +41,21 @@ class Rope:
         inv_freq: ``[rotary_dim / 2]``, radians per position ID, as the model itself uses them;
             scaled variants (linear, llama3, YaRN) differ only here. A constant attention scaling
             factor is part of the stored keys already and does not change with position.
-        style: Which channels form a pair. Channels from ``rotary_dim`` on are not rotated.
+        style: Which channels form a pair.
+        first_channel: The first channel of a head that is rotated, ``rotary_dim`` of them in all.
+            The others are not: behind them with partial rotation, before them with multi-head
+            latent attention.
     """
+
+    placement: ClassVar[Placement] = Placement.ROTATE
 
     inv_freq: torch.Tensor
     style: RopeStyle = RopeStyle.HALVES
+    first_channel: int = 0
 
     @property
     def rotary_dim(self) -> int:
-        """Leading channels of a head that are rotated."""
+        """Channels of a head that are rotated."""
         return 2 * self.inv_freq.shape[0]
 
     def matrices(self, shifts: Sequence[int], head_dim: int) -> torch.Tensor:
@@ -59,7 +67,7 @@ class Rope:
 
         Args:
             shifts: Signed position IDs to move by, one per matrix.
-            head_dim: Channels of a head; those from ``rotary_dim`` on stay as they are.
+            head_dim: Channels of a head.
 
         Returns:
             ``[num_shifts, head_dim, head_dim]``, float32, on the device of ``inv_freq``.
@@ -74,6 +82,7 @@ class Rope:
             first, second = channel, channel + half
         else:
             first, second = 2 * channel, 2 * channel + 1
+        first, second = first + self.first_channel, second + self.first_channel
         matrices = torch.eye(head_dim, device=device).repeat(len(shifts), 1, 1)
         matrices[:, first, first] = cos
         matrices[:, second, second] = cos
