@@ -75,16 +75,16 @@ class PromptCache:
         self.config = config = config or EngineConfig()
         self.store = store
         self._owns_store = False
-        self.runner = runner_of(loaded.model)
-        prefill_rate = PrefillRate()
+        self.runner = runner = runner_of(loaded.model)
+        rate, limit = PrefillRate(), loaded.max_position
         self.source = EntrySource(
-            store, self.runner, rate=prefill_rate, keeps_siblings=config.keep_siblings
+            store, runner, rate=rate, keeps_siblings=config.keep_siblings, max_position=limit
         )
         storage_dtype = _storage_dtype(config, loaded.dtype)
         answers = AnswerMemory()
         self.chat_format = ChatFormat(loaded.tokenizer, answers=answers)
         self.prefix_tree = PrefixTree(config.prefix_cache_bytes)
-        self.max_position = min(loaded.max_position, config.context_limit or loaded.max_position)
+        self.max_position = min(limit, config.context_limit or limit)
         self._machinery = Machinery(
             config=config,
             loaded=loaded,
@@ -101,7 +101,7 @@ class PromptCache:
             answers=answers,
             stats=CacheStats(),
             endings=Endings(),
-            prefill_rate=prefill_rate,
+            prefill_rate=rate,
             storage_dtype=storage_dtype,
             max_position=self.max_position,
         )
