@@ -69,6 +69,8 @@ class AttentionPass:
         values: torch.Tensor,
         *,
         scaling: float,
+        softcap: float | None = None,  # noqa: ARG002
+        sinks: torch.Tensor | None = None,  # noqa: ARG002
     ) -> torch.Tensor:
         """Store the layer's fresh KV and attend everything the fresh tokens may see.
 
@@ -78,6 +80,8 @@ class AttentionPass:
             keys: ``[batch_size, num_kv_heads, num_tokens, head_dim]``, position-encoded.
             values: As ``keys``.
             scaling: Factor on the scores.
+            softcap: Not applied yet.
+            sinks: Alike.
 
         Returns:
             ``[batch_size, num_heads, num_tokens, value_dim]`` in the dtype of ``queries``.

@@ -11,7 +11,7 @@ import torch
 from pc_rag.errors import ModelError
 from pc_rag.model.buffer_pool import BufferPool
 from pc_rag.model.detect import runner_of
-from pc_rag.model.hf_attention import CARRIER, _attention, own_attention
+from pc_rag.model.hf_attention import _attention, own_attention
 from pc_rag.model.kv_view import KVView
 from tests.support.tiny_models import FAMILIES, tiny_model
 
