@@ -54,6 +54,8 @@ class BatchPass:
         values: torch.Tensor,
         *,
         scaling: float,
+        softcap: float | None = None,  # noqa: ARG002
+        sinks: torch.Tensor | None = None,  # noqa: ARG002
     ) -> torch.Tensor:
         """Store the layer's fresh KV and attend everything that each token may see.
 
@@ -63,6 +65,8 @@ class BatchPass:
             keys: ``[1, num_kv_heads, num_tokens, head_dim]``, position-encoded.
             values: As ``keys``.
             scaling: Factor on the scores.
+            softcap: Not applied yet.
+            sinks: Alike.
 
         Returns:
             ``[1, num_heads, num_tokens, value_dim]`` in the dtype of ``queries``.
