@@ -79,7 +79,7 @@ class Study:
     def __init__(self, loaded: LoadedModel, cells: Sequence[Cell]) -> None:
         self.loaded = loaded
         self.cells = cells
-        self.runner = runner_of(loaded.model)
+        self.runner = runner_of(loaded.model, loaded.detection)
         self._answerer = Answerer(loaded, self.runner, max_tokens=MAX_ANSWER_TOKENS)
 
     def results(self, questions: Sequence[Question]) -> dict[str, Any]:
