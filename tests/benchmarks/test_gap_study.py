@@ -156,3 +156,37 @@ def test_extra_is_named_when_matplotlib_is_absent(tmp_path, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "matplotlib", None)
     with pytest.raises(MissingDependencyError, match=r"pc-rag\[bench\]"):
         draw({"cells": []}, tmp_path / "plot.svg")
+
+
+def test_gaps_stand_where_the_cell_says_when_a_prompt_is_placed():
+    """Before the first chunk, before the question, or spread evenly between chunks."""
+    from gap_cells import COUNTS, SIZES, Cell, Place, grid  # noqa: PLC0415
+    from gap_prompts import Prompt  # noqa: PLC0415
+
+    prompt = Prompt(((1, 1), (2,), (3,), (4,), (5,), (6,), (7, 7, 7)), (8,))
+
+    def starts(cell):
+        return [span.start for span in prompt.spans(cell)]
+
+    assert starts(Cell()) == [0, 2, 3, 4, 5, 6, 7]
+    assert starts(Cell(Place.BEFORE_CHUNKS, 1, 10)) == [0, 12, 13, 14, 15, 16, 17]
+    assert starts(Cell(Place.BETWEEN_CHUNKS, 1, 10)) == [0, 2, 3, 4, 15, 16, 17]
+    assert starts(Cell(Place.BETWEEN_CHUNKS, 2, 10)) == [0, 2, 3, 14, 15, 26, 27]
+    assert starts(Cell(Place.BETWEEN_CHUNKS, 4, 10)) == [0, 2, 13, 24, 35, 46, 47]
+    assert starts(Cell(Place.BEFORE_QUESTION, 1, 10)) == [0, 2, 3, 4, 5, 6, 17]
+    for cell in grid(SIZES, COUNTS):
+        assert sum(cell.gaps(5)) == cell.total
+        assert prompt.spans(cell)[-1].end == prompt.num_tokens + cell.total
+
+
+def test_chunks_hold_the_whole_text_when_a_context_is_cut():
+    """At ends of sentences only, none of them empty; too few sentences are none."""
+    from gap_questions import cut  # noqa: PLC0415
+
+    text = "One. Two is longer than one! Three? Four. Five is the longest of all. Six."
+    for num_chunks in range(1, 7):
+        chunks = cut(text, num_chunks)
+        assert len(chunks) == num_chunks
+        assert " ".join(chunks) == text
+        assert all(chunk[-1] in ".!?" for chunk in chunks)
+    assert cut(text, 7) is None
