@@ -291,7 +291,7 @@ def test_window_that_hides_nothing_costs_no_mask(encoding, monkeypatch):
     def refuse(*_, **__):
         raise AssertionError
 
-    monkeypatch.setattr("pc_rag.model.kind_pass.Band", refuse)
+    monkeypatch.setattr("pc_rag.model.layer_sights.Band", refuse)
     near = random(1, 2, 4, KEY_DIM, seed=3)
     stored = Segment(near, near, Span(100, 104), shift=100)
     case = long_case(LayerAttention(encoding, 10), 6, start=104, segments=[stored])
