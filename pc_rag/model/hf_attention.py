@@ -4,7 +4,8 @@ transformers lets a model's attention be replaced by a registered function. Ours
 queries, keys and values of a layer, position-encoded, and hands them to the running
 ``AttentionPass`` or ``BatchPass``. No transformers cache is used at all: the fresh KV is written to
 the request's own buffer, and no mask is built, because transformers builds none for attention it
-does not know.
+does not know. Where an architecture does not call that interface, the code in ``attention_modules``
+stands in for its own.
 """
 
 from __future__ import annotations
@@ -17,20 +18,24 @@ from weakref import WeakKeyDictionary
 from transformers import AttentionInterface
 
 from pc_rag.errors import ModelError
+from pc_rag.model.attention_modules import (
+    carry,
+    own_attention_of,
+    running_pass,
+    swapped_forwards,
+)
+from pc_rag.model.detection.recording import CallRecorder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     import torch
 
-    from pc_rag.model.attention import AttentionPass
-    from pc_rag.model.batch_pass import BatchPass
+    from pc_rag.model.attention_modules import RunningPass
 
 _NAME = "pc_rag"
 _LOCKS: WeakKeyDictionary[Any, Lock] = WeakKeyDictionary()
 _LOCKS_GUARD = Lock()
-CARRIER = "pc_rag_pass"
-"""Keyword under which a forward pass carries its pass down to the layers."""
 
 
 def _attention(
@@ -41,48 +46,62 @@ def _attention(
     attention_mask: torch.Tensor | None,
     *,
     scaling: float | None = None,
-    **kwargs: Any,  # noqa: ANN401 - architectures pass what they like
+    softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
+    sliding_window: int | None = None,
+    **_: Any,  # noqa: ANN401 - architectures pass what they like
 ) -> tuple[torch.Tensor, None]:
-    running: AttentionPass | BatchPass | None = kwargs.get(CARRIER)
-    if running is None:
+    running = running_pass(module)
+    if attention_mask is not None:
         raise ModelError(
-            f"{type(module).__name__} was called without pc-rag's pass: by its owner, on another "
-            "thread, while pc-rag was running it, or because its layers do not hand keyword "
-            "arguments on. Give pc-rag a model of its own, or serialise the calls"
+            f"{type(module).__name__} asks for an attention mask "
+            f"({' x '.join(map(str, attention_mask.shape))}), which attention over stored KV does "
+            "not apply; use another model, or update transformers"
         )
-    if attention_mask is not None or kwargs.get("softcap") is not None or "s_aux" in kwargs:
-        raise ModelError(
-            f"{type(module).__name__} asks for an attention mask, soft-capping or sinks, which "
-            "attention over stored KV does not compute; use another model"
-        )
+    layer = int(module.layer_idx)  # type: ignore[arg-type]
+    if isinstance(running, CallRecorder):
+        running.note_window(layer, sliding_window)
     out = running.attend(
-        int(module.layer_idx),  # type: ignore[arg-type]
+        layer,
         query,
         key,
         value,
         scaling=query.shape[-1] ** -0.5 if scaling is None else scaling,
+        softcap=softcap,
+        sinks=s_aux,
     )
     return out.transpose(1, 2).contiguous(), None
 
 
 @contextmanager
-def own_attention(model: Any) -> Iterator[None]:  # noqa: ANN401 - transformers is untyped here
-    """Run the model with our attention; what the model had before is put back on leaving.
+def own_attention(model: Any, running: RunningPass) -> Iterator[None]:  # noqa: ANN401 - transformers is untyped here
+    """Let this thread run the model with our attention; what it had before comes back on leaving.
 
-    All engines of one model take turns here, whichever runner they have. Not to be held over a
-    ``yield``.
+    All engines of one model take turns here, whichever runner they have. Other threads that call
+    the model meanwhile get a ``ModelError``. Not to be held over a ``yield``.
+
+    Args:
+        model: Any model; see ``Runner``.
+        running: What its layers attend through.
+
+    Raises:
+        ModelError: The model's attention cannot be replaced for a while.
     """
-    with _lock_of(model):
+    own = own_attention_of(model)
+    with model_lock(model), carry(running), swapped_forwards(model):
         AttentionInterface.register(_NAME, _attention)
         before = model.config._attn_implementation  # noqa: SLF001 - there is no public getter
-        model.config._attn_implementation = _NAME  # noqa: SLF001
+        # Under a name that it does not know, transformers builds no mask: where the model's code
+        # fails without one, other threads would fail before they could be told why.
+        if own is None or not own.takes_mask:
+            model.config._attn_implementation = _NAME  # noqa: SLF001
         try:
             yield
         finally:
             model.config._attn_implementation = before  # noqa: SLF001
 
 
-def _lock_of(model: Any) -> Lock:  # noqa: ANN401 - transformers is untyped here
+def model_lock(model: Any) -> Lock:  # noqa: ANN401 - transformers is untyped here
     """The one lock of a model, for as long as the model lives."""
     with _LOCKS_GUARD:
         return _LOCKS.setdefault(model, Lock())

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import inspect
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from pc_rag.errors import GenerationError, ModelError
 from pc_rag.model.attention import AttentionPass
-from pc_rag.model.buffer_pool import BufferPool, KVShape
-from pc_rag.model.hf_attention import CARRIER, own_attention
+from pc_rag.model.attention_modules import own_attention_of
+from pc_rag.model.buffer_pool import BufferPool
+from pc_rag.model.frozen_rope import held
+from pc_rag.model.hf_attention import own_attention
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
-    from pc_rag.model.batch_pass import BatchPass
+    from pc_rag.model.attention_modules import RunningPass
+    from pc_rag.model.buffer_pool import KVShape
+    from pc_rag.model.frozen_rope import FrozenRope
     from pc_rag.model.kv_view import KVView
     from pc_rag.model.positions import ModelPositions
 
@@ -28,6 +34,8 @@ class Runner:
         model: A causal language model of transformers, in evaluation mode. Lent, not owned: its
             attention is replaced during a forward pass only.
         positions: How its layers tell positions apart; see ``detect.runner_of``.
+        shape: The geometry of its KV, alike.
+        frozen: Its rotary frequencies, where they would change with the prompt's length.
         pool_bytes: Most bytes that idle request buffers may keep.
     """
 
@@ -35,12 +43,15 @@ class Runner:
         self,
         model: Any,  # noqa: ANN401 - transformers is untyped here
         positions: ModelPositions,
+        shape: KVShape,
         *,
+        frozen: FrozenRope | None = None,
         pool_bytes: int = _DEFAULT_POOL_BYTES,
     ) -> None:
         self._model = model
         self.positions = positions
-        self.shape = kv_shape_of(model.config)
+        self.shape = shape
+        self._frozen = frozen
         self.dtype: torch.dtype = model.dtype
         self.device: torch.device = model.device
         self.pool = BufferPool(
@@ -98,7 +109,7 @@ class Runner:
 
     def run_pass(
         self,
-        running: AttentionPass | BatchPass,
+        running: RunningPass,
         token_ids: torch.Tensor,
         position_ids: torch.Tensor,
         *,
@@ -120,23 +131,15 @@ class Runner:
             ModelError: The model is in training mode, or some of its layers do not attend through
                 pc-rag.
         """
-        arguments: dict[str, Any] = {
-            "input_ids": token_ids.to(self.device),
-            "position_ids": position_ids.to(self.device),
-            "use_cache": False,
-            CARRIER: running,
-        }
         if self._model.training:
             raise ModelError(
                 f"{type(self._model).__name__} is in training mode: its dropout would be stored; "
                 "call model.eval()"
             )
-        with torch.inference_mode(), own_attention(self._model):
+        arguments = self._arguments(token_ids.to(self.device), position_ids.to(self.device))
+        with torch.inference_mode(), own_attention(self._model, running), held(self._frozen):
             if logits_behind is not None:
-                kept = logits_behind.to(self.device)
-                logits: torch.Tensor = self._model(
-                    **arguments, logits_to_keep=kept, return_dict=True
-                ).logits
+                logits = _logits(self._model, arguments, logits_behind.to(self.device))
             else:
                 self._model.base_model(**arguments)
                 logits = torch.empty(0)
@@ -144,9 +147,23 @@ class Runner:
             raise ModelError(
                 f"{type(self._model).__name__}: {running.num_layers_served} of "
                 f"{self.shape.num_layers} layers attended through pc-rag; the KV of the others is "
-                "missing. Its layers do not share one configuration: use another model"
+                "missing. Its attention code neither calls transformers' attention interface nor "
+                "is known to pc-rag, or its layers do not share one configuration: use another "
+                "model, or update transformers"
             )
         return logits
+
+    def _arguments(self, token_ids: torch.Tensor, position_ids: torch.Tensor) -> dict[str, Any]:
+        """What the model is called with."""
+        arguments: dict[str, Any] = {"input_ids": token_ids, "use_cache": False}
+        own = own_attention_of(self._model)
+        if own is None or own.takes_positions:
+            arguments["position_ids"] = position_ids
+        if own is not None and own.takes_mask:
+            batch_size, num_tokens = token_ids.shape
+            nothing = torch.zeros((), dtype=self.dtype, device=self.device)
+            arguments["attention_mask"] = nothing.expand(batch_size, 1, num_tokens, num_tokens)
+        return arguments
 
     def _forward(
         self, view: KVView, token_ids: torch.Tensor, position_ids: list[int], *, with_logits: bool
@@ -163,9 +180,33 @@ class Runner:
         return logits
 
 
-def kv_shape_of(config: Any) -> KVShape:  # noqa: ANN401 - transformers is untyped here
-    """The KV geometry that a configuration describes."""
-    num_heads = config.num_attention_heads
-    num_kv_heads = getattr(config, "num_key_value_heads", None) or num_heads
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // num_heads
-    return KVShape(config.num_hidden_layers, num_kv_heads, head_dim, head_dim)
+def _logits(model: Any, arguments: dict[str, Any], kept: torch.Tensor) -> torch.Tensor:  # noqa: ANN401 - transformers is untyped here
+    """Logits behind the tokens ``kept``, ``[batch_size, num_kept, vocab_size]``; no others' formed.
+
+    Where the model cannot be asked for some, its head is given their rows only: whatever it does
+    to logits afterwards (capping, scaling) it does to these.
+    """
+    if "logits_to_keep" in inspect.signature(type(model).forward).parameters:
+        logits: torch.Tensor = model(**arguments, logits_to_keep=kept, return_dict=True).logits
+    else:
+        with _rows_only(model.get_output_embeddings(), kept):
+            logits = model(**arguments, return_dict=True).logits
+    if logits.shape[1] != len(kept):
+        raise ModelError(
+            f"{type(model).__name__} gave {logits.shape[1]} rows of logits where {len(kept)} were "
+            "asked for; its code takes no logits_to_keep and does not call its output embeddings. "
+            "Use another model, or update transformers"
+        )
+    return logits
+
+
+@contextmanager
+def _rows_only(head: torch.nn.Module, kept: torch.Tensor) -> Iterator[None]:
+    def keep(_: torch.nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        return inputs[0][:, kept], *inputs[1:]
+
+    handle = head.register_forward_pre_hook(keep)
+    try:
+        yield
+    finally:
+        handle.remove()
