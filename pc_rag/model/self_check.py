@@ -20,11 +20,11 @@ from weakref import WeakKeyDictionary
 import torch
 import transformers
 
-from pc_rag import __version__
 from pc_rag.errors import ModelError, UnsupportedModelError
 from pc_rag.model.cache_folder import cache_folder, recall, remember
 from pc_rag.model.detection.own_attention import can_lower, own_logits
 from pc_rag.model.detection.probing import probe_text, relative_difference, tolerance_of
+from pc_rag.model.hf_attention import implementation_of
 from pc_rag.model.kv_view import KVView, Segment
 from pc_rag.model.positions import LayerAttention, ModelPositions
 from pc_rag.model.runner import Runner
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from pc_rag.model.kv_view import Tail
     from pc_rag.types import Fingerprint
 
+_VERSION = "self-check 1"
+"""Changes when what is compared does, or how pc-rag attends."""
 _NUM_STORED = 40
 _NUM_FRESH = 24
 _WINDOW = 16
@@ -106,9 +108,8 @@ def passed_check(
     Raises:
         UnsupportedModelError: See ``check_model``.
     """
-    implementation = model.config._attn_implementation  # noqa: SLF001 - there is no public getter
-    versions = (__version__, transformers.__version__, torch.__version__)
-    facts = (fingerprint, *versions, implementation, model.device.type)
+    versions = (_VERSION, transformers.__version__, torch.__version__)
+    facts = (fingerprint, *versions, implementation_of(model), model.device.type)
     signature = hashlib.sha256(repr(facts).encode()).hexdigest()
     passed = _PASSED.setdefault(model, {})
     if signature in passed:
