@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from transformers import LlamaForCausalLM
+from transformers.modeling_outputs import CausalLMOutput
 
-from pc_rag.errors import GenerationError
+from pc_rag.errors import GenerationError, ModelError
 from pc_rag.layout.plan import Fresh, RequestPlan
 from pc_rag.model.assembly import assemble, fresh_tokens
 from pc_rag.model.buffer_pool import KVShape
@@ -180,3 +182,44 @@ def test_compute_fills_every_sequence_of_a_batch():
         torch.testing.assert_close(
             tail.values[:, row, :, :3], alone.values[:, 0, :, :3], atol=1e-5, rtol=1e-5
         )
+
+
+class CapsItsLogits(LlamaForCausalLM):
+    """Takes no ``logits_to_keep``, and changes what its head gives."""
+
+    def forward(self, input_ids, position_ids, **kwargs):
+        hidden = self.model(input_ids, position_ids=position_ids, **kwargs)[0]
+        return CausalLMOutput(logits=3 * torch.tanh(self.lm_head(hidden) / 3))
+
+
+class MultipliesByItsHead(LlamaForCausalLM):
+    """Does not call its head."""
+
+    def forward(self, input_ids, position_ids, **kwargs):
+        hidden = self.model(input_ids, position_ids=position_ids, **kwargs)[0]
+        return CausalLMOutput(logits=hidden @ self.lm_head.weight.T)
+
+
+def test_head_is_given_the_wanted_rows_only_when_the_model_takes_no_logits_to_keep():
+    """What the model does to logits afterwards it does to these; no hook stays behind."""
+    model, _ = tiny_model("llama")
+    model.__class__ = CapsItsLogits
+    ids = torch.tensor([[5, 6, 7, 8]])
+    expected = model(ids, torch.arange(4)[None]).logits[0, -1]
+    rows = []
+    handle = model.lm_head.register_forward_hook(lambda _, args, __: rows.append(args[0].shape[1]))
+    runner = runner_of(model)
+    logits = runner.prefill(KVView((), runner.pool.take(4)), (5, 6, 7, 8), range(4))
+    torch.testing.assert_close(logits, expected, **CLOSE)
+    assert rows == [1]
+    handle.remove()
+    assert not model.lm_head._forward_pre_hooks
+
+
+def test_pass_is_refused_when_the_wanted_logits_cannot_be_told_from_the_others():
+    """Logits behind another token would be a wrong answer."""
+    model, _ = tiny_model("llama")
+    model.__class__ = MultipliesByItsHead
+    runner = runner_of(model)
+    with pytest.raises(ModelError, match="4 rows of logits where 1 were asked for"):
+        runner.prefill(KVView((), runner.pool.take(4)), (5, 6, 7, 8), range(4))
