@@ -31,6 +31,8 @@ from pc_rag.model.runner import Runner
 from pc_rag.types import Placement, Span
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from pc_rag.model.detect import Detection
     from pc_rag.model.kv_view import Tail
     from pc_rag.types import Fingerprint
@@ -115,13 +117,21 @@ def passed_check(
     if signature in passed:
         return passed[signature]
     memo = cache_folder() / "checks" / f"{signature}.json"
-    kept = recall(memo, signature) if is_kept else None
-    if kept is not None:
-        return SelfCheck.from_json(kept)
+    if is_kept and (kept := _recalled(memo, signature)) is not None:
+        return kept
     passed[signature] = check_model(model, found)
     if is_kept:
         remember(memo, signature, passed[signature].to_json())
     return passed[signature]
+
+
+def _recalled(memo: Path, signature: str) -> SelfCheck | None:
+    """A kept check; ``None`` where there is none that can be read."""
+    kept = recall(memo, signature)
+    try:
+        return None if kept is None else SelfCheck.from_json(kept)
+    except ValueError:
+        return None  # written by another version: the check is run again
 
 
 def check_model(model: Any, found: Detection) -> SelfCheck:  # noqa: ANN401 - transformers is untyped here
