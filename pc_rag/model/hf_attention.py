@@ -101,6 +101,11 @@ def own_attention(model: Any, running: RunningPass) -> Iterator[None]:  # noqa: 
             model.config._attn_implementation = before  # noqa: SLF001
 
 
+def implementation_of(model: Any) -> str:  # noqa: ANN401 - transformers is untyped here
+    """Which attention the model uses when pc-rag does not run it, by transformers' name."""
+    return str(model.config._attn_implementation)  # noqa: SLF001 - there is no public getter
+
+
 def model_lock(model: Any) -> Lock:  # noqa: ANN401 - transformers is untyped here
     """The one lock of a model, for as long as the model lives."""
     with _LOCKS_GUARD:
