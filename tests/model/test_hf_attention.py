@@ -9,13 +9,21 @@ import pytest
 import torch
 
 from pc_rag.errors import ModelError
+from pc_rag.model.attention_modules import carry
 from pc_rag.model.buffer_pool import BufferPool
 from pc_rag.model.detect import runner_of
 from pc_rag.model.hf_attention import _attention, own_attention
 from pc_rag.model.kv_view import KVView
+from pc_rag.model.positions import Absent, uniform
+from pc_rag.model.runner import Runner
+from tests.support.attention_models import INTERFACED, NEWLY_INTERFACED, build
+from tests.support.dense_pass import DensePass
 from tests.support.tiny_models import FAMILIES, tiny_model
 
 IDS = torch.tensor([[10, 20, 30, 40]])
+CLOSE = {"atol": 1e-4, "rtol": 0.0}
+ANY_PASS = DensePass(uniform(Absent(), 3))
+"""Nothing attends through it."""
 
 
 @pytest.mark.parametrize("implementation", ["sdpa", "eager"])
@@ -23,7 +31,7 @@ def test_attention_of_the_owner_comes_back(implementation):
     """Whatever was set before is set afterwards, and used."""
     model, _ = tiny_model("llama")
     model.set_attn_implementation(implementation)
-    with own_attention(model):
+    with own_attention(model, ANY_PASS):
         assert model.config._attn_implementation == "pc_rag"
     assert model.config._attn_implementation == implementation
 
@@ -34,7 +42,7 @@ def test_attention_of_the_owner_comes_back_when_the_pass_raises():
     before = model.config._attn_implementation
 
     def fail():
-        with own_attention(model):
+        with own_attention(model, ANY_PASS):
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
@@ -54,22 +62,58 @@ def test_owner_calls_the_model_between_passes(family):
     assert torch.equal(model.generate(IDS, **options), tokens)
 
 
-def test_owner_is_told_when_it_calls_the_model_during_a_pass():
-    """A call from another thread meanwhile is an error with advice, not a wrong answer."""
+def test_owner_is_told_when_another_thread_calls_the_model_during_a_pass():
+    """An error with advice, not a wrong answer; the running pass has not heard of it."""
     model, _ = tiny_model("llama")
-    with own_attention(model), pytest.raises(ModelError, match="serialise the calls"):
-        model(IDS)
+    errors = []
+
+    def call():
+        try:
+            model(IDS)
+        except ModelError as error:
+            errors.append(str(error))
+
+    with own_attention(model, ANY_PASS):
+        thread = threading.Thread(target=call)
+        thread.start()
+        thread.join()
+    assert len(errors) == 1
+    assert "serialise the calls" in errors[0]
+    assert ANY_PASS.num_layers_served == 0
 
 
-@pytest.mark.parametrize(
-    "asked", [{"mask": torch.ones(1)}, {"softcap": 30.0}, {"s_aux": torch.zeros(1)}]
-)
-def test_attention_that_is_not_ours_is_refused(asked):
-    """A mask, soft-capping and sinks would silently be left out."""
+@torch.no_grad()
+@pytest.mark.parametrize("name", [*INTERFACED, *NEWLY_INTERFACED])
+def test_logits_are_those_of_stock_attention(name):
+    """What a layer hands on is all it takes: capping, sinks, scaling, values of another size.
+
+    Anywhere in the context: position IDs are the request's, never counted from a mask.
+    """
+    spec = (INTERFACED | NEWLY_INTERFACED)[name]
+    model = build(spec)
+    runner = Runner(model, spec.positions, pool_bytes=0)
+    token_ids = torch.tensor([[5, 17, 3, 80, 41, 9, 66], [12, 7, 55, 5, 31, 90, 8]])
+    for start in (0, 20):
+        position_ids = torch.arange(start, start + 7)[None]
+        expected = model(token_ids, position_ids=position_ids.expand(2, -1)).logits
+        running = DensePass(spec.positions)
+        kept = torch.tensor([2, 6])
+        logits = runner.run_pass(running, token_ids, position_ids, logits_behind=kept)
+        torch.testing.assert_close(logits, expected[:, kept], **CLOSE)
+        assert running.keys[0].shape[1] == spec.num_kv_heads
+        without_logits = DensePass(spec.positions)
+        runner.run_pass(without_logits, token_ids, position_ids, logits_behind=None)
+        assert torch.equal(without_logits.keys[1], running.keys[1])
+
+
+def test_attention_mask_is_refused():
+    """It would silently be left out."""
     states = torch.zeros(1, 1, 1, 8)
-    mask = asked.pop("mask", None)
-    with pytest.raises(ModelError, match="mask, soft-capping or sinks"):
-        _attention(torch.nn.Linear(1, 1), states, states, states, mask, **asked, **{CARRIER: 1})
+    with (
+        carry(ANY_PASS),
+        pytest.raises(ModelError, match=r"asks for an attention mask \(1 x 1 x 2 x 2\)"),
+    ):
+        _attention(torch.nn.Linear(1, 1), states, states, states, torch.ones(1, 1, 2, 2))
 
 
 def test_passes_take_turns_when_threads_share_a_runner():
@@ -102,11 +146,11 @@ def test_model_is_run_by_one_at_a_time_when_several_runners_share_it():
     has_entered = threading.Event()
 
     def enter():
-        with own_attention(model):
+        with own_attention(model, ANY_PASS):
             has_entered.set()
 
     thread = threading.Thread(target=enter)
-    with own_attention(model):
+    with own_attention(model, ANY_PASS):
         thread.start()
         assert not has_entered.wait(0.2)
     assert has_entered.wait(10)

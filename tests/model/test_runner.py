@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import pytest
 import torch
+from transformers import LlamaForCausalLM
+from transformers.modeling_outputs import CausalLMOutput
 
-from pc_rag.errors import GenerationError
+from pc_rag.errors import GenerationError, ModelError
 from pc_rag.layout.plan import Fresh, RequestPlan
 from pc_rag.model.assembly import assemble, fresh_tokens
 from pc_rag.model.buffer_pool import KVShape
 from pc_rag.model.detect import runner_of
 from pc_rag.model.kv_view import KVView
-from pc_rag.model.runner import kv_shape_of
 from pc_rag.types import Span
 from tests.support.requests import Workbench, cached
 from tests.support.tiny_models import FAMILIES, tiny_model
@@ -36,7 +37,7 @@ def tiny_runner(family="llama", **options):
 def test_geometry_is_that_of_the_models_own_cache(family, shape):
     """Sized by key/value heads and head size."""
     model, _ = tiny_model(family)
-    assert kv_shape_of(model.config) == shape
+    assert runner_of(model).shape == shape
     cache = model(torch.tensor([[1, 2]]), use_cache=True).past_key_values
     assert cache.layers[0].keys.shape == (1, shape.num_kv_heads, 2, shape.key_dim)
 
@@ -181,3 +182,44 @@ def test_compute_fills_every_sequence_of_a_batch():
         torch.testing.assert_close(
             tail.values[:, row, :, :3], alone.values[:, 0, :, :3], atol=1e-5, rtol=1e-5
         )
+
+
+class CapsItsLogits(LlamaForCausalLM):
+    """Takes no ``logits_to_keep``, and changes what its head gives."""
+
+    def forward(self, input_ids, position_ids, **kwargs):
+        hidden = self.model(input_ids, position_ids=position_ids, **kwargs)[0]
+        return CausalLMOutput(logits=3 * torch.tanh(self.lm_head(hidden) / 3))
+
+
+class MultipliesByItsHead(LlamaForCausalLM):
+    """Does not call its head."""
+
+    def forward(self, input_ids, position_ids, **kwargs):
+        hidden = self.model(input_ids, position_ids=position_ids, **kwargs)[0]
+        return CausalLMOutput(logits=hidden @ self.lm_head.weight.T)
+
+
+def test_head_is_given_the_wanted_rows_only_when_the_model_takes_no_logits_to_keep():
+    """What the model does to logits afterwards it does to these; no hook stays behind."""
+    model, _ = tiny_model("llama")
+    model.__class__ = CapsItsLogits
+    ids = torch.tensor([[5, 6, 7, 8]])
+    expected = model(ids, torch.arange(4)[None]).logits[0, -1]
+    rows = []
+    handle = model.lm_head.register_forward_hook(lambda _, args, __: rows.append(args[0].shape[1]))
+    runner = runner_of(model)
+    logits = runner.prefill(KVView((), runner.pool.take(4)), (5, 6, 7, 8), range(4))
+    torch.testing.assert_close(logits, expected, **CLOSE)
+    assert rows == [1]
+    handle.remove()
+    assert not model.lm_head._forward_pre_hooks
+
+
+def test_pass_is_refused_when_the_wanted_logits_cannot_be_told_from_the_others():
+    """Logits behind another token would be a wrong answer."""
+    model, _ = tiny_model("llama")
+    model.__class__ = MultipliesByItsHead
+    runner = runner_of(model)
+    with pytest.raises(ModelError, match="4 rows of logits where 1 were asked for"):
+        runner.prefill(KVView((), runner.pool.take(4)), (5, 6, 7, 8), range(4))

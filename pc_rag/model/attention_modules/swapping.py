@@ -32,14 +32,20 @@ def swapped_forwards(model: Any) -> Iterator[None]:  # noqa: ANN401 - as above
     Hooks of torch and of accelerate run as they did.
 
     Raises:
-        ModelError: Somebody else replaced the forward of one of its attention modules. None was
-            swapped then.
+        ModelError: Some of its attention modules are of another class than transformers', or
+            somebody else replaced their forward. None was swapped then.
     """
     own = own_attention_of(model)
     if own is None:
         yield
         return
     modules = [module for module in model.modules() if _class_name(module) in own.class_names]
+    if len(modules) != model.config.num_hidden_layers:
+        raise ModelError(
+            f"{type(model).__name__}: {len(modules)} of {model.config.num_hidden_layers} layers "
+            f"attend with a class that pc-rag knows ({', '.join(own.class_names)}); the KV of the "
+            "others would be missing. Give pc-rag the model as transformers loads it"
+        )
     places = [(module, _attribute_of(module)) for module in modules]
     before = [vars(module).get(attribute) for module, attribute in places]
     try:
