@@ -131,7 +131,7 @@ def test_chunk_is_read_at_both_starts_when_it_stands_twice(gpt2):
         "<key/><lamp/>What now?",
         "<hall/><key/>What now?",
         '<shed size="small"/><key/>What now?',
-        "Hm, <key/> and <lamp/>?",
+        "<hall/>Hm, <key/> and <lamp/>?",
     ],
 )
 def test_e2_schema_gives_the_reference_when_runs_are_moved(policy, visibility, body):
@@ -168,7 +168,7 @@ def test_context_stands_where_it_stands_in_the_prompt():
     engine = tiny_engine("gpt2", config=NO_PREFIX_CACHE)
     layout = engine.add_schema(ROOMS)
     text = next(run for run in layout.runs if b"around" in bytes(run.token_ids))
-    for body, is_read in (("<key/>What now?", True), ("Hm. <key/>What now?", False)):
+    for body, is_read in (("<key/>What now?", True), ("<hall/>Hm. <key/>What now?", False)):
         request = rooms(engine, body)
         stands = next(p for p in request.plan.parts if p.token_ids == text.token_ids)
         key = next(part for part in request.plan.cached if part.label == "key")
