@@ -99,6 +99,9 @@ class MissReason(StrEnum):
     SPLIT = "split"
     """The prompt holds only a part of it, as when a caller splits chunks. A head is a partial hit
     all the same; a tail is computed, because its tokens attended a head that is not there."""
+    UNPLACED = "unplaced"
+    """The model's positions are fixed (``Placement.FIXED``), and what it attends cannot stand
+    before it here, or all of it does not end within the model's positions: it was computed."""
 
 
 class Tier(StrEnum):

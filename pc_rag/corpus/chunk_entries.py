@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from pc_rag.corpus.catalog.records import ChunkId, EntryRecord, NewChunk, chunk_id_of
 from pc_rag.corpus.parts import head_tokens
 from pc_rag.corpus.prefixes import chunk_recipe, recipe_table
 from pc_rag.errors import LayoutError
+from pc_rag.kv.key import VisibilityContext
+from pc_rag.types import Placement
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -48,6 +50,7 @@ class ChunkEntries:
     def __init__(self, engine: PromptCache, catalog: Catalog) -> None:
         self._engine = engine
         self._catalog = catalog
+        self._is_fixed = engine.runner.positions.placement is Placement.FIXED
 
     def tokens(self, text: str) -> TokenIds:
         """The tokens of a chunk's text.
@@ -64,6 +67,31 @@ class ChunkEntries:
                 "whole) or a corpus with longer slots"
             )
         return token_ids
+
+    def check_fits(self, what: str, num_tokens: int, advice: str, *, prefix: TokenIds) -> None:
+        """Refuse a chunk that not even the shortest prompt holds.
+
+        That is it behind BOS; or behind the corpus's own prefix, where positions are fixed and its
+        entry would be encoded there.
+
+        Args:
+            what: What has so many tokens, for the message.
+            num_tokens: Tokens of the chunk.
+            advice: What to do.
+            prefix: The corpus's own.
+
+        Raises:
+            LayoutError: Nothing holds it.
+        """
+        limit = self._engine.max_position
+        num_others = len(self._engine.loaded.tokenizer.bos_ids) + 1  # at least one is generated
+        if self._is_fixed:
+            num_others = max(num_others, len(prefix) + 1)
+        if num_tokens + num_others > limit:
+            raise LayoutError(
+                f"{what} has {num_tokens} tokens; the context ends at {limit} and a prompt needs "
+                f"{num_others} for others, so none could hold it. {advice}"
+            )
 
     def tokens_of(self, chunk_id: ChunkId, text: str) -> TokenIds:
         """The tokens of a chunk as it was stored, made now where another tokenizer made it."""
@@ -104,7 +132,15 @@ class ChunkEntries:
     def wanted(
         self, chunks: Iterable[NewChunk], prefixes: Sequence[CorpusPrefix]
     ) -> Iterator[WantedEntry]:
-        """The entries of chunks behind prefixes."""
+        """The entries of chunks behind prefixes, but those that the model has no positions for."""
+        limit = self._engine.loaded.max_position
+        for each in self._behind(chunks, prefixes):
+            if not self._is_fixed or each.recipe.address.span.end <= limit:
+                yield each
+
+    def _behind(
+        self, chunks: Iterable[NewChunk], prefixes: Sequence[CorpusPrefix]
+    ) -> Iterator[WantedEntry]:
         fingerprint, per_token = self._engine.loaded.fingerprint, self._engine.bytes_per_token
         for chunk in chunks:
             if not chunk.token_ids:
@@ -125,7 +161,33 @@ class ChunkEntries:
         """The entries that this engine may have made of a chunk."""
         chunk = self._catalog.chunk(chunk_id)
         if chunk is not None and chunk.token_ids:
-            yield from self.wanted([NewChunk(chunk.text, chunk.token_ids)], prefixes)
+            yield from self._behind([NewChunk(chunk.text, chunk.token_ids)], prefixes)
+
+    def note(
+        self, chunk_id: ChunkId, recipe: EntryRecipe, *, behind: Sequence[CorpusPrefix]
+    ) -> None:
+        """Note an entry of a chunk that a request reads, where the catalog does not know it.
+
+        Args:
+            chunk_id: The chunk; nothing happens where it is none, or its tokens are others now.
+            recipe: How the entry is made; it may stand for another one at another start.
+            behind: What requests may have chunks encoded behind.
+        """
+        key = recipe.address.key
+        made = {each.record.key: each.record for each in self.made(chunk_id, behind)}
+        record = made.get(recipe.origin or key)
+        noted = {each.key for each in self._catalog.entries.of_chunk(chunk_id)} if record else ()
+        if record is not None and key not in noted:
+            self.record([replace(record, key=key)])
+
+    def starts(self, chunk_id: str) -> tuple[int, ...]:
+        """The starts at which the store holds entries of a chunk; see ``KVStore.starts``."""
+        chunk = self._catalog.chunk(ChunkId(chunk_id))
+        if chunk is None or not chunk.token_ids:
+            return ()
+        context = VisibilityContext.module()  # of any: what it attended is not looked at
+        address = self._engine.address(chunk.token_ids, start=0, context=context)
+        return self._engine.store.starts(address)
 
     def record(self, records: Iterable[EntryRecord]) -> None:
         """Note entries of the store; those of chunks that ``gc`` took meanwhile leave it again.

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from concurrent.futures import Future
     from pathlib import Path
-    from types import TracebackType
 
     from pc_rag.corpus.catalog.records import DocumentRecord
     from pc_rag.corpus.documents import Document
@@ -88,8 +87,7 @@ class Corpus:
     def prefixes(self) -> tuple[str, ...]:
         """Texts that all chunks are encoded behind, the corpus's own first.
 
-        That of a former prompt format is not among them: it is served, and chunks that came since
-        are encoded behind it when they are asked for.
+        That of a former prompt format is served but not listed: later chunks come to it on demand.
         """
         return tuple(prefix.record.text for prefix in self._prefixes.encoded)
 
@@ -196,6 +194,13 @@ class Corpus:
             bytes_per_token=self.engine.bytes_per_token,
             num_prefixes=len(self._prefixes.encoded),
         )
+
+    def starts(self, chunk_id: str) -> tuple[int, ...]:
+        """Position IDs at which the store holds entries of a chunk, rising; of no chunk, none.
+
+        Several where positions are fixed (learned ones), or behind prefixes of several lengths.
+        """
+        return self._ingest.entries.starts(chunk_id)
 
     def search(
         self, question: str, k: int = 4, *, where: Mapping[str, str] | None = None
@@ -391,10 +396,5 @@ class Corpus:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         self.close()

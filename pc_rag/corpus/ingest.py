@@ -25,8 +25,7 @@ if TYPE_CHECKING:
     from pc_rag.corpus.documents import Document
     from pc_rag.corpus.prefixes import CorpusPrefix
     from pc_rag.corpus.reports import IngestProgress, IngestReport
-    from pc_rag.engine import PromptCache
-    from pc_rag.layout import RequestPlan
+    from pc_rag.engine import PromptCache, Request
     from pc_rag.types import ModuleKey, TokenIds
 
     OnProgress = Callable[[IngestProgress], None]
@@ -71,6 +70,7 @@ class Ingest:
         self._prefixes = prefixes
         self._served = served or prefixes
         self._noted: set[ModuleKey] = set()
+        self._noted_at = -1
 
     def prepare(self, documents: Iterable[Document]) -> Iterator[PreparedDocument]:
         """Split and tokenise documents; those whose text did not change keep the chunks they have.
@@ -215,24 +215,21 @@ class Ingest:
         known = {prefix.record.id for prefix in prefixes}
         return [prefix for prefix in self._prefixes() if prefix.record.id not in known]
 
-    def note(self, plan: RequestPlan) -> None:
+    def note(self, request: Request) -> None:
         """Note the entries that a request reads, which it stores where they are missing.
 
-        What another model or dtype stores for a request would otherwise be known to nobody but it,
-        and stay when the document is gone.
+        What another model or dtype stores for a request, or this one at another start, would
+        otherwise be known to nobody but it, and stay when the document is gone.
         """
-        for part in plan.cached:
-            chunk = None if part.key in self._noted else self._catalog.chunk(ChunkId(part.label))
-            self._noted.add(part.key)
-            if chunk is None or chunk.token_ids is None:
-                continue
-            noted = {each.key for each in self._catalog.entries.of_chunk(chunk.id)}
-            wanted = self.entries.wanted([NewChunk(chunk.text, chunk.token_ids)], self._served())
-            self.entries.record(
-                each.record
-                for each in wanted
-                if each.record.key == part.key and part.key not in noted
-            )
+        generation = self._catalog.generation()
+        if generation != self._noted_at:  # what was noted may have gone with its document
+            self._noted, self._noted_at = set(), generation
+        for part in request.plan.cached:
+            if part.key not in self._noted:
+                self._noted.add(part.key)
+                self.entries.note(
+                    ChunkId(part.label), request.recipes[part.key], behind=self._served()
+                )
 
     def _known_chunks(self, document: Document, change: DocumentChange) -> tuple[NewChunk, ...]:
         """The chunks that the catalog has of this text; none where it has not."""
@@ -269,11 +266,18 @@ class Ingest:
         else:
             texts = [chunk.text for chunk in self._chunker.split(document.text)]
         chunks = tuple(NewChunk(text, self.entries.tokens(text)) for text in texts)
+        id_ = document_id(document)
         if document.is_whole and chunks:
             self._check_fits(
-                f"document {document_id(document)!r} is whole and",
+                f"document {id_!r} is whole and",
                 len(chunks[0].token_ids),
                 "Split its text, or add it with is_whole=False",
+            )
+        for chunk in chunks:
+            self._check_fits(
+                f"document {id_!r}: chunk {chunk.text[:40]!r}...",
+                len(chunk.token_ids),
+                "Use shorter chunks (chunk_tokens), or a shorter prefix",
             )
         # A tokenizer may drop a text whole, such as one of zero-width characters.
         return tuple(chunk for chunk in chunks if chunk.token_ids)
@@ -303,14 +307,8 @@ class Ingest:
         return token_ids
 
     def _check_fits(self, what: str, num_tokens: int, advice: str) -> None:
-        """Raise where not even the shortest prompt holds a chunk: nothing but it, and BOS."""
-        limit = self._engine.max_position
-        num_others = len(self._engine.loaded.tokenizer.bos_ids) + 1  # at least one is generated
-        if num_tokens + num_others > limit:
-            raise LayoutError(
-                f"{what} has {num_tokens} tokens; the context ends at {limit} and a prompt needs "
-                f"{num_others} for others, so none could hold it. {advice}"
-            )
+        own = self._prefixes()[0].token_ids
+        self.entries.check_fits(what, num_tokens, advice, prefix=own)
 
     def _encode(
         self,

@@ -14,10 +14,11 @@ from pc_rag.corpus.parts import PartText, label_parts
 from pc_rag.corpus.places import ChunkPlace, ScaffoldPlace
 from pc_rag.corpus.prefixes import chunk_recipe, longest_prefix_of, recipe_table
 from pc_rag.corpus.recognition import ChunkPart, Recognized
+from pc_rag.engine.pinning import pinned
 from pc_rag.engine.request import Request
 from pc_rag.layout import EntryPiece, TextPiece, apply_repair, parse_repair, plan_chunks
 from pc_rag.model.chat import ChatPiece, PieceKind
-from pc_rag.types import MissReason, Visibility
+from pc_rag.types import MissReason, Placement, Visibility
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -273,12 +274,15 @@ class RequestPlanner:
         is_other = config.visibility is Visibility.PREFIX and not sees_context
         read = (part.label for part in plan.cached if part.label in labels)
         remarks = dict.fromkeys(read, MissReason.OTHER_PREFIX) if is_other else {}
-        return Request(
+        request = Request(
             plan=plan,
             recipes=recipe_table([*(e.recipe for e in chain), *recipes.values()], prefixes),
             template=_TEMPLATE,
             remarks=remarks,
         )
+        if self._engine.runner.positions.placement is not Placement.FIXED:
+            return request
+        return pinned(request, max_position=self._engine.loaded.max_position)
 
 
 def _head_pieces(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from pc_rag.engine.request import EntryRecipe
 from pc_rag.kv.key import VisibilityContext
-from pc_rag.types import Visibility
+from pc_rag.types import Placement, Visibility
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -52,7 +52,10 @@ def corpus_prefix(engine: PromptCache, record: PrefixRecord) -> CorpusPrefix:
     address = engine.address(token_ids, start=0, context=VisibilityContext.module())
     recipe = EntryRecipe(address) if token_ids else None
     if engine.config.visibility is Visibility.MODULE or recipe is None:
-        return CorpusPrefix(record, recipe, VisibilityContext.module(), (), 0)
+        # An entry that cannot move is encoded where the first chunk of a prompt stands.
+        is_fixed = engine.runner.positions.placement is Placement.FIXED
+        start = len(token_ids) if is_fixed else 0
+        return CorpusPrefix(record, recipe, VisibilityContext.module(), (), start)
     context = VisibilityContext.of(Visibility.PREFIX, token_ids, range(len(token_ids)))
     return CorpusPrefix(record, recipe, context, (address.key,), len(token_ids))
 

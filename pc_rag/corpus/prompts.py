@@ -124,8 +124,8 @@ class CorpusPrompts:
         chain = self._kept.chain(head_of(cut.pieces), cut.points, prefixes)
         pieces = self._scaffolds.placed(cut.pieces)
         request = self._planner.plan(pieces, chunk_tokens, prefixes=prefixes, chain=chain)
-        self._ingest.note(request.plan)
-        self._scaffolds.note(pieces, request.plan)
+        self._ingest.note(request)
+        self._scaffolds.note(pieces, request)
         return request
 
     def _marked(

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import TYPE_CHECKING
 
@@ -33,9 +33,8 @@ if TYPE_CHECKING:
     from pc_rag.corpus.chunk_entries import ChunkEntries
     from pc_rag.corpus.places import CutPiece
     from pc_rag.corpus.prefixes import CorpusPrefix
-    from pc_rag.engine import PromptCache
+    from pc_rag.engine import PromptCache, Request
     from pc_rag.engine.request import EntryRecipe
-    from pc_rag.layout import RequestPlan
     from pc_rag.types import ModuleKey, TokenIds
 
 _MIN_CHUNKS = 2
@@ -135,7 +134,7 @@ class Scaffolds:
         late = [prefix for prefix in self._encoded() if prefix.record.id not in known]
         num_encoded += self._make(scaffold, token_ids, late, pinned=pinned)
         # Prefixes that chunks see nothing of share one entry.
-        num_prefixes = len({prefix.context_keys for prefix in (*prefixes, *late)})
+        num_prefixes = len({(each.context_keys, each.start) for each in (*prefixes, *late)})
         return ScaffoldReport(
             chunk_ids=scaffold.chunk_ids,
             num_tokens=len(token_ids),
@@ -164,20 +163,26 @@ class Scaffolds:
         """Retrieved chunks, those of scaffolds together; see ``side_by_side``."""
         return side_by_side(chunk_ids, self._known().by_first)
 
-    def note(self, placed: Sequence[CutPiece], plan: RequestPlan) -> None:
+    def note(self, placed: Sequence[CutPiece], request: Request) -> None:
         """Note the entries that a request reads, which it stores where they are missing.
 
         Args:
             placed: What ``placed`` returned.
-            plan: The request's.
+            request: What was planned of it.
         """
         ids = {each.scaffold.id for each in placed if isinstance(each, ScaffoldPlace)}
         known = self._known() if ids else self._held
-        read = {part.key for part in plan.cached} - known.noted if ids else set()
-        for scaffold in known.records if read else ():
+        keys = {part.key for part in request.plan.cached} - known.noted if ids else set()
+        for scaffold in known.records if keys else ():
             if scaffold.id in ids:
                 wanted = self._wanted(scaffold, self._token_ids(scaffold), self._served())
-                found = [each.entry for each in wanted if each.entry.key in read]
+                made = {each.entry.key: each.entry for each in wanted}
+                origins = {key: request.recipes[key].origin or key for key in keys}
+                found = [
+                    replace(made[origin], key=key)
+                    for key, origin in origins.items()
+                    if origin in made
+                ]
                 self._catalog.scaffolds.record(scaffold, found, adds=False)
                 known.noted.update(entry.key for entry in found)
 

@@ -37,6 +37,11 @@ class _Use:
         return any(part.kind is FreshKind.PART for part in self.fresh)
 
     @property
+    def is_unplaced(self) -> bool:
+        """Whether a part of it was computed because no entry can stand there."""
+        return any(part.kind is FreshKind.UNPLACED for part in self.fresh)
+
+    @property
     def last(self) -> Part:
         """Its part that stands last in the prompt."""
         ends = [parts[-1] for parts in (self.cached, self.fresh) if parts]
@@ -106,6 +111,7 @@ def _module_use(
     if not use.cached:
         reason = MissReason.REUSE_OFF if use.is_uncached else MissReason.REPAIRED
         reason = MissReason.SPLIT if use.is_text else reason
+        reason = MissReason.UNPLACED if use.is_unplaced else reason
         return ModuleUse(label=label, num_tokens=num_tokens, miss_reason=reason)
     first = use.cached[0]
     source = served[first.key]

@@ -92,6 +92,7 @@ class Batch:
             try:
                 with self._watch.measure(Phase.PLAN):
                     request = prompt if isinstance(prompt, Request) else plan(prompt)
+                    request = self._machinery.placeable(request)
                     to_run = request.plan if self._reuse else request.plan.without_reuse()
                 answer = AnswerBuilder(self._machinery, to_run, config, watch=self._watch)
             except (PromptError, LayoutError, ConfigError) as error:

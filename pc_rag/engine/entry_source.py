@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING, Self
 
-from pc_rag.errors import CorruptEntry, EntryNotFound, StoreFull, StoreIOError
+from pc_rag.errors import CorruptEntry, EntryNotFound, LayoutError, StoreFull, StoreIOError
 from pc_rag.metrics import Phase
 from pc_rag.model.encoder import EncodeJob, Encoder, context_segments
-from pc_rag.types import MissReason
+from pc_rag.types import MissReason, Placement
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -98,6 +98,8 @@ class EntrySource:
         rate: Learns from encoding how fast the model prefills.
         keeps_siblings: Whether the use of an entry counts as a use of its siblings, so that they
             are evicted together.
+        max_position: Position IDs that the model has learned, where its positions are fixed; of
+            no meaning elsewhere, where entries are encoded farther and read nearer.
     """
 
     def __init__(
@@ -107,9 +109,12 @@ class EntrySource:
         *,
         rate: PrefillRate | None = None,
         keeps_siblings: bool = False,
+        max_position: int | None = None,
     ) -> None:
         self._store = store
         self._keeps_siblings = keeps_siblings
+        is_fixed = runner.positions.placement is Placement.FIXED
+        self._max_position = max_position if is_fixed else None
         self._encoder = Encoder(runner, rate=rate)
         self._device = runner.device
 
@@ -192,6 +197,7 @@ class EntrySource:
             pinned: Never evict them.
 
         Raises:
+            LayoutError: An entry lies beyond the positions that the model has learned.
             StoreIOError: The store's medium failed; what was yielded before is stored.
         """
         pending = iter(dict.fromkeys(keys))
@@ -220,7 +226,7 @@ class EntrySource:
         try:
             lease = self._store.lease(address, self._device)
         except EntryNotFound:
-            return self._miss_reason(address)
+            return self._miss_reason(recipe)
         except CorruptEntry:
             return MissReason.CORRUPT
         except StoreIOError:
@@ -232,11 +238,14 @@ class EntrySource:
             watch.charge_load(lease.tier, lease.load_seconds)
         return None
 
-    def _miss_reason(self, address: EntryAddress) -> MissReason:
+    def _miss_reason(self, recipe: EntryRecipe) -> MissReason:
         try:
-            return self._store.lookup(address).miss_reason or MissReason.NOT_STORED
+            reason = self._store.lookup(recipe.address).miss_reason or MissReason.NOT_STORED
         except StoreIOError:
             return MissReason.IO
+        if reason is MissReason.OTHER_PREFIX and recipe.origin is not None:
+            return MissReason.NOT_STORED  # what the store has of its text stands at another start
+        return reason
 
     def _encode_for_request(
         self,
@@ -250,6 +259,16 @@ class EntrySource:
                 self._store.put(entry)
             except (StoreFull, StoreIOError):
                 continue  # served from this request's own copy; the next request misses again
+
+    def _check_positions(self, addresses: Iterable[EntryAddress]) -> None:
+        limit = self._max_position
+        too_far = (each for each in addresses if limit is not None and each.span.end > limit)
+        for address in too_far:
+            raise LayoutError(
+                f"context overflow: an entry of {len(address.token_ids)} tokens at position ID "
+                f"{address.start} needs position IDs up to {address.span.end}, the model has "
+                f"{limit}; use shorter texts, or a shorter prefix before them"
+            )
 
     def _computed(
         self,
@@ -266,6 +285,7 @@ class EntrySource:
             yield from (encoded[key] for key in members if key in encoded)
             if not left:
                 continue
+            self._check_positions([recipes[key].address for key in left])
             with self._acquire(context, recipes, encoded) as held:
                 segments = context_segments([held.entries[key] for key in context])
                 jobs = [EncodeJob(recipes[key].address, segments) for key in left]

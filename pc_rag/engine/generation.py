@@ -63,7 +63,7 @@ class Generation:
         self.completion: Completion | None = None
         self._on_completion: deque[Callable[[], None]] = deque()
         self._machinery = machinery
-        self._request = request
+        self._request = request = machinery.placeable(request)
         self._watch = watch
         self._reuse = reuse
         self._plan = request.plan if reuse else request.plan.without_reuse()

@@ -5,13 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from pc_rag.engine.pinning import pinned
 from pc_rag.kv.key import EntryAddress
+from pc_rag.types import Placement
 
 if TYPE_CHECKING:
     from pc_rag.config import EngineConfig
     from pc_rag.engine.ending import Endings
     from pc_rag.engine.entry_source import EntrySource
     from pc_rag.engine.prefetch import Prefetcher
+    from pc_rag.engine.request import Request
     from pc_rag.kv.key import VisibilityContext
     from pc_rag.kv.prefix_tree import PrefixTree
     from pc_rag.metrics import CacheStats, PrefillRate
@@ -63,6 +66,17 @@ class Machinery:
     def namespace(self) -> str:
         """Where this engine's runs lie in a prefix cache."""
         return f"{self.loaded.fingerprint}:{self.config.tenant}"
+
+    @property
+    def placement(self) -> Placement:
+        """Where an entry of this model can stand."""
+        return self.runner.positions.placement
+
+    def placeable(self, request: Request) -> Request:
+        """A request of which every entry can stand where the plan puts it; see ``pinned``."""
+        if self.placement is not Placement.FIXED:
+            return request
+        return pinned(request, max_position=self.loaded.max_position)
 
     def address(
         self, token_ids: TokenIds, *, start: int, context: VisibilityContext

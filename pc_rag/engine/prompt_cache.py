@@ -29,7 +29,7 @@ from pc_rag.model.answer_memory import AnswerMemory
 from pc_rag.model.chat import ChatFormat
 from pc_rag.model.detect import runner_of
 from pc_rag.model.grammar_compiler import GrammarCompiler
-from pc_rag.model.loading import LoadedModel, load_model
+from pc_rag.model.loading import as_loaded
 from pc_rag.model.sampling import GenerationConfig
 from pc_rag.model.template_encoder import TemplateEncoder
 from pc_rag.types import StorageDtype
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from pc_rag.kv.base import KVStore
     from pc_rag.kv.key import EntryAddress, VisibilityContext
     from pc_rag.layout.schema_layout import SchemaLayout
+    from pc_rag.model.loading import LoadedModel
     from pc_rag.pml import Schema
     from pc_rag.types import TokenIds
 
@@ -75,16 +76,16 @@ class PromptCache:
         self.config = config = config or EngineConfig()
         self.store = store
         self._owns_store = False
-        self.runner = runner_of(loaded.model)
-        prefill_rate = PrefillRate()
+        self.runner = runner = runner_of(loaded.model, loaded.detection)
+        rate, limit = PrefillRate(), loaded.max_position
         self.source = EntrySource(
-            store, self.runner, rate=prefill_rate, keeps_siblings=config.keep_siblings
+            store, runner, rate=rate, keeps_siblings=config.keep_siblings, max_position=limit
         )
         storage_dtype = _storage_dtype(config, loaded.dtype)
         answers = AnswerMemory()
         self.chat_format = ChatFormat(loaded.tokenizer, answers=answers)
         self.prefix_tree = PrefixTree(config.prefix_cache_bytes)
-        self.max_position = min(loaded.max_position, config.context_limit or loaded.max_position)
+        self.max_position = min(limit, config.context_limit or limit)
         self._machinery = Machinery(
             config=config,
             loaded=loaded,
@@ -101,7 +102,7 @@ class PromptCache:
             answers=answers,
             stats=CacheStats(),
             endings=Endings(),
-            prefill_rate=prefill_rate,
+            prefill_rate=rate,
             storage_dtype=storage_dtype,
             max_position=self.max_position,
         )
@@ -118,6 +119,7 @@ class PromptCache:
         dtype: torch.dtype | str = "auto",
         device: torch.device | str = "auto",
         chat_template: str | None = None,
+        max_position: int | None = None,
     ) -> Self:
         """Load a model and open a store.
 
@@ -129,20 +131,19 @@ class PromptCache:
             dtype: Compute dtype; ``"auto"`` is bfloat16 on CUDA and float32 on CPU.
             device: Where the model runs; ``"auto"`` takes CUDA where it is there.
             chat_template: Jinja source that takes the place of the model's own chat template.
+            max_position: Position IDs that requests may use; see ``load_model``.
 
         Raises:
             ModelError: The model cannot be loaded or is not supported.
-            ConfigError: A chat template that is not Jinja, or one for a model that is loaded.
+            ConfigError: A chat template that is not Jinja, too many position IDs, or either of
+                them for a model that is loaded.
             StoreError: The store cannot be opened.
         """
         config = config or EngineConfig()
-        if not isinstance(model, LoadedModel):
-            model = load_model(model, dtype=dtype, device=device, chat_template=chat_template)
-        elif chat_template is not None:
-            raise ConfigError(
-                "chat_template was given with a model that is loaded already, whose fingerprint it "
-                "would change; give it to load_model or wrap_model"
-            )
+        loaded = as_loaded(
+            model, dtype=dtype, device=device, chat_template=chat_template,
+            max_position=max_position,
+        )  # fmt: skip
         is_lent = not (store is None or isinstance(store, (str, Path)))
         if store is None:
             store = MemoryTier(config.memory_bytes)
@@ -150,7 +151,7 @@ class PromptCache:
             store = TieredStore(
                 [MemoryTier(config.memory_bytes), DiskTier(Path(store), config.disk_bytes)]
             )
-        engine = cls(model, store, config)
+        engine = cls(loaded, store, config)
         engine._owns_store = not is_lent
         return engine
 

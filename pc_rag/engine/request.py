@@ -25,11 +25,14 @@ class EntryRecipe:
         context: Keys of the entries it attends, by rising position ID; each has a recipe too.
         siblings: Keys of the entries that a prompt could read in its place: those of the other
             members of the unions that it lies in.
+        origin: The entry of the same tokens that this one stands for at another start, where
+            positions are fixed (``engine.pinning``); ``None`` of any other.
     """
 
     address: EntryAddress
     context: tuple[ModuleKey, ...] = ()
     siblings: tuple[ModuleKey, ...] = ()
+    origin: ModuleKey | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

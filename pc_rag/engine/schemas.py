@@ -14,6 +14,7 @@ from pc_rag.layout import ANONYMOUS_LABEL, apply_repair, lay_out, parse_repair, 
 from pc_rag.pml import Program, Prompt, Schema, parse_schema, read_schema, write_schema
 from pc_rag.pml.node_types import type_problems
 from pc_rag.pml.nodes import NOWHERE, Parameter, Scaffold, Text, Union
+from pc_rag.types import Placement
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -101,9 +102,11 @@ class SchemaRegistry:
             policy=self._machinery.config.position_policy,
             entry_key=lambda index: known.keys[index],
             max_position=self._machinery.max_position,
+            closes_gaps=self._machinery.placement is Placement.FREE,
         )
         plan = apply_repair(plan, self._repair, lambda part: part.label not in _NO_MODULE)
-        return Request(plan=plan, recipes=known.recipes, template=known.layout.name)
+        request = Request(plan=plan, recipes=known.recipes, template=known.layout.name)
+        return self._machinery.placeable(request)
 
     def addresses(self, schema: str, paths: Collection[str] | None) -> list[EntryAddress]:
         """The entries of a schema's modules; see ``PromptCache.prefetch``."""

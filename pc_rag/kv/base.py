@@ -153,6 +153,18 @@ class KVStore(Protocol):
         """
         ...
 
+    def starts(self, address: EntryAddress) -> tuple[int, ...]:
+        """The starts at which entries of an address's tokens are held, rising, each once.
+
+        Of its model, dtype and tenant; whatever they attended. Where positions are fixed
+        (``Placement.FIXED``) a module has one entry for each start it was asked for at. Tells what
+        this process knows of, without counting as a use.
+
+        Raises:
+            StoreIOError: The medium failed.
+        """
+        ...
+
     def lease(self, address: EntryAddress, device: torch.device) -> Lease:
         """Claim an entry with its tensors on ``device``.
 

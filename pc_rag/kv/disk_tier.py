@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from pc_rag.errors import CorruptEntry, EntryNotFound, StoreError, StoreFull, StoreIOError
 from pc_rag.kv.base import IntegrityReport, LookupResult, StoreStats
-from pc_rag.kv.entry_folder import EntryFolder
+from pc_rag.kv.entry_folder import EntryFolder, io_error, read_starts
 from pc_rag.kv.entry_name import EntryName
 from pc_rag.kv.file_format import (
     check_address,
@@ -83,7 +83,7 @@ class DiskTier:
             self._quarantine = Quarantine(self._folder.quarantine)
             self._open()
         except OSError as error:
-            raise _io_error("open a store at", root, error) from error
+            raise io_error("open a store at", root, error) from error
 
     @property
     def generation(self) -> str:
@@ -92,7 +92,7 @@ class DiskTier:
         try:
             return self._folder.generation()
         except OSError as error:
-            raise _io_error("read the generation of", self._folder.root, error) from error
+            raise io_error("read the generation of", self._folder.root, error) from error
 
     def lookup(self, address: EntryAddress) -> LookupResult:
         """See ``KVStore.lookup``; the header and the token ids are read, the tensors are not.
@@ -122,6 +122,13 @@ class DiskTier:
     def is_stored(self, address: EntryAddress) -> bool:
         """See ``KVStore.is_stored``."""
         return self.lookup(address).is_hit
+
+    def starts(self, address: EntryAddress) -> tuple[int, ...]:
+        """See ``KVStore.starts``; the headers of the files are read."""
+        self._check_open()
+        with self._lock:
+            names = self._ledger.like(EntryName.of(address))
+        return read_starts(self._folder, names)
 
     def lease(self, address: EntryAddress, device: torch.device) -> EntryLease:
         """See ``KVStore.lease``; the checksum is verified."""
@@ -182,7 +189,7 @@ class DiskTier:
                     f"disk tier: the file system of {self._folder.root} has no room for "
                     f"{num_bytes:,} bytes; free some, or lower the tier's capacity"
                 ) from error
-            raise _io_error("write", self._folder.path_of(name), error) from error
+            raise io_error("write", self._folder.path_of(name), error) from error
 
     def pin(self, key: ModuleKey, *, pinned: bool = True) -> bool:
         """See ``KVStore.pin``; a mark in the folder makes it last."""
@@ -195,7 +202,7 @@ class DiskTier:
                 self._set_pinned(key, is_pinned=pinned)
                 return True
         except OSError as error:
-            raise _io_error("pin an entry in", self._folder.root, error) from error
+            raise io_error("pin an entry in", self._folder.root, error) from error
 
     def touch(self, key: ModuleKey) -> None:
         """See ``KVStore.touch``; noted in the file's modification time too."""
@@ -217,7 +224,7 @@ class DiskTier:
                 self._delete(name)
                 return True
         except OSError as error:
-            raise _io_error("remove an entry from", self._folder.root, error) from error
+            raise io_error("remove an entry from", self._folder.root, error) from error
 
     def stats(self) -> tuple[StoreStats, ...]:
         """See ``KVStore.stats``; quarantined bytes are among the resident ones."""
@@ -241,7 +248,7 @@ class DiskTier:
         try:
             names = [found.name for found in self._folder.scan()]
         except OSError as error:
-            raise _io_error("read the store", self._folder.root, error) from error
+            raise io_error("read the store", self._folder.root, error) from error
         for name in names:
             try:
                 self._read(name, partial(verify_file, key=name.key))
@@ -288,7 +295,7 @@ class DiskTier:
             self._set_aside(name, inode, str(error))
             raise
         except OSError as error:
-            raise _io_error("read", self._folder.path_of(name), error) from error
+            raise io_error("read", self._folder.path_of(name), error) from error
 
     def _know(self, name: EntryName, *, claims: bool = False) -> Record | None:
         """Bring the books in line with one file, and optionally count a lease on it."""
@@ -300,7 +307,7 @@ class DiskTier:
                         self._ledger.claim(record)
                 return record
         except OSError as error:
-            raise _io_error("find", self._folder.path_of(name), error) from error
+            raise io_error("find", self._folder.path_of(name), error) from error
 
     def _reconcile(self, name: EntryName) -> Record | None:
         """Enter a file that another process made, drop one that is gone. The key is locked."""
@@ -358,7 +365,7 @@ class DiskTier:
         except FileNotFoundError:
             return  # another thread was faster
         except OSError as error:
-            raise _io_error("quarantine", path, error) from error
+            raise io_error("quarantine", path, error) from error
 
     def _count_quarantine(self) -> None:
         """Count quarantined bytes as reserved ones. The lock is held."""
@@ -389,10 +396,3 @@ class DiskTier:
         if record is not None:
             with self._lock:
                 self._ledger.unclaim(record)
-
-
-def _io_error(doing: str, path: Path, error: OSError) -> StoreIOError:
-    return StoreIOError(
-        f"disk tier: cannot {doing} {path}: {error.strerror or error}; the entry may be intact: "
-        f"check the medium and the permissions, then try again"
-    )

@@ -18,9 +18,9 @@ from io import FileIO
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pc_rag.errors import CorruptEntry, StoreError
+from pc_rag.errors import CorruptEntry, StoreError, StoreIOError
 from pc_rag.kv.entry_name import EntryName
-from pc_rag.kv.file_format import write_entry
+from pc_rag.kv.file_format import read_header, write_entry
 from pc_rag.kv.generation_file import read_or_make_generation
 from pc_rag.kv.safe_files import (
     FILE_MODE,
@@ -36,7 +36,7 @@ from pc_rag.kv.safe_files import (
 from pc_rag.types import ModuleKey
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from pc_rag.kv.entry import Entry
 
@@ -303,3 +303,31 @@ def _drop_orphan(item: os.DirEntry[str], oldest: float) -> None:
         is_temporary = item.name.endswith(TEMPORARY_SUFFIX)
         if is_temporary and item.stat(follow_symlinks=False).st_mtime < oldest:
             Path(item.path).unlink()
+
+
+def read_starts(folder: EntryFolder, names: Iterable[EntryName]) -> tuple[int, ...]:
+    """Where entries were encoded, as their files' headers say; rising, each start once.
+
+    Damaged files and those that are gone are passed over.
+
+    Raises:
+        StoreIOError: The medium failed.
+    """
+    starts: set[int] = set()
+    for name in names:
+        try:
+            with folder.open(name) as file:
+                starts.add(read_header(file).start)
+        except (FileNotFoundError, CorruptEntry):
+            continue
+        except OSError as error:
+            raise io_error("read", folder.path_of(name), error) from error
+    return tuple(sorted(starts))
+
+
+def io_error(doing: str, path: Path, error: OSError) -> StoreIOError:
+    """What a tier on disk raises where its medium failed at doing something."""
+    return StoreIOError(
+        f"disk tier: cannot {doing} {path}: {error.strerror or error}; the entry may be intact: "
+        f"check the medium and the permissions, then try again"
+    )

@@ -80,6 +80,18 @@ class EntryHeader:
     data_start: int
 
     @property
+    def start(self) -> int:
+        """Position ID that its first token was encoded at.
+
+        Raises:
+            CorruptEntry: The metadata do not say.
+        """
+        text = self.metadata.get("start", "")
+        if not (text.isascii() and text.isdecimal()):
+            _fail(f"start {text!r} is no position ID")
+        return int(text)
+
+    @property
     def num_tokens(self) -> int:
         """Tokens of the entry."""
         return self.keys_shape[_TOKEN_AXIS]

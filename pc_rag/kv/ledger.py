@@ -86,6 +86,11 @@ class Ledger:
         """The resident entry of that key."""
         return self._records.get(key)
 
+    def like(self, name: EntryName) -> tuple[EntryName, ...]:
+        """Resident entries of the same text, model and dtype: at any start, behind any context."""
+        found = (record.name for record in self._by_content.get(name.content_id, ()))
+        return tuple(each for each in found if each.model_id == name.model_id)
+
     def add(self, name: EntryName, num_bytes: int, *, is_pinned: bool = False) -> Record:
         """Enter an entry as resident and just used. The key must not be resident."""
         record = Record(name, num_bytes, is_pinned)

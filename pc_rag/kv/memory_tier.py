@@ -86,6 +86,13 @@ class MemoryTier:
         """See ``KVStore.is_stored``."""
         return self.lookup(address).is_hit
 
+    def starts(self, address: EntryAddress) -> tuple[int, ...]:
+        """See ``KVStore.starts``."""
+        with self._lock:
+            self._check_open()
+            names = self._ledger.like(EntryName.of(address))
+            return tuple(sorted({self._held[name.key].entry.address.start for name in names}))
+
     def lease(self, address: EntryAddress, device: torch.device) -> EntryLease:
         """See ``KVStore.lease``."""
         started = time.perf_counter()

@@ -73,6 +73,10 @@ class TieredStore:
         """See ``KVStore.is_stored``."""
         return self._tiers[-1].is_stored(address)
 
+    def starts(self, address: EntryAddress) -> tuple[int, ...]:
+        """See ``KVStore.starts``; of all tiers."""
+        return tuple(sorted({start for tier in self._tiers for start in tier.starts(address)}))
+
     def lease(self, address: EntryAddress, device: torch.device) -> Lease:
         """See ``KVStore.lease``; what a farther tier served is kept in the nearer ones.
 

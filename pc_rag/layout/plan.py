@@ -29,6 +29,8 @@ class FreshKind(StrEnum):
     PART = "part"
     """Text of this request that is a part of a chunk. Stored tokens of it attended what is not
     there, so it is computed as all text is; only metrics tell it apart."""
+    UNPLACED = "unplaced"
+    """A stored token of a module that no entry can stand for here, as positions are fixed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +39,10 @@ class Occurrence:
 
     Attributes:
         key: The entry.
-        start: Position ID in this request of the entry's row 0, read or not. Parts of one entry
-            that lie as far from each other as they were encoded have it in common.
+        start: Position ID in this request of the entry's row 0, read or not; negative where what
+            stands before the first row read is shorter than in the entry. Parts of one entry that
+            lie as far from each other as they were encoded have it in common, and keep that where
+            gaps between them are closed.
     """
 
     key: ModuleKey
@@ -58,6 +62,8 @@ class Cached:
         encoded_start: Position ID of the entry's row 0 when it was encoded. The keys move by
             ``span.start - (encoded_start + rows.start)``.
         hit_kind: How the KV relates to full prefill.
+        num_closed: Position IDs by which it stands nearer to the first part of its occurrence than
+            it was encoded; see ``RequestPlan.without_gaps``.
     """
 
     label: str
@@ -67,6 +73,7 @@ class Cached:
     rows: Span
     encoded_start: int
     hit_kind: HitKind = HitKind.COMPOSED
+    num_closed: int = 0
 
     def __post_init__(self) -> None:
         if not len(self.token_ids) == len(self.span) == len(self.rows):
@@ -83,7 +90,7 @@ class Cached:
     @property
     def occurrence(self) -> Occurrence:
         """The use of the entry that it is a part of."""
-        return Occurrence(self.key, self.span.start - self.rows.start)
+        return Occurrence(self.key, self.span.start - self.rows.start + self.num_closed)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,6 +199,32 @@ class RequestPlan:
     def num_repaired_tokens(self) -> int:
         """Stored tokens recomputed in this request."""
         return sum(len(p.token_ids) for p in self.fresh if p.kind is FreshKind.REPAIR)
+
+    def without_gaps(self) -> RequestPlan:
+        """The plan with the same tokens, each part right behind the one before it.
+
+        For models whose positions are distances (``Placement.FREE``), where a gap would be one
+        between tokens that follow each other. Parts of one occurrence stay one occurrence.
+        """
+        closed_before: dict[Occurrence, int] = {}
+        parts: list[Part] = []
+        end = 0
+        for part in self.parts:
+            num_closed = part.span.start - end
+            span = Span(end, end + len(part.span))
+            end = span.end
+            occurrence = part.occurrence
+            if occurrence is None:
+                parts.append(replace(part, span=span))
+                continue
+            before = closed_before.setdefault(occurrence, num_closed)
+            if isinstance(part, Cached):
+                within = part.num_closed + num_closed - before
+                parts.append(replace(part, span=span, num_closed=within))
+            else:
+                moved = Occurrence(occurrence.key, occurrence.start - before)
+                parts.append(replace(part, span=span, occurrence=moved))
+        return RequestPlan(tuple(parts))
 
     def without_reuse(self) -> RequestPlan:
         """The uncached arm: the same token ids at the same position IDs, all of them fresh.

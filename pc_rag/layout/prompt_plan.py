@@ -31,6 +31,7 @@ def plan_prompt(
     policy: PositionPolicy,
     entry_key: Callable[[int], ModuleKey],
     max_position: int | None,
+    closes_gaps: bool = False,
 ) -> RequestPlan:
     """Decide which tokens of a prompt are cached and which fresh, and where each lies.
 
@@ -53,6 +54,9 @@ def plan_prompt(
         reserved   |run A |text|   gap    |run B  |
         reserved   |run A |text too long for the gap|run B  |
 
+    Where positions are distances only, ``closes_gaps`` lets ``packed`` close the gaps behind short
+    arguments too.
+
     Args:
         layout: Of the schema that the prompt names.
         prompt: A parsed prompt.
@@ -60,6 +64,7 @@ def plan_prompt(
         policy: How spans are given out.
         entry_key: The key of a run's entry, by index of the run.
         max_position: Position IDs that the model has; ``None`` where it sets no limit.
+        closes_gaps: Whether no gap stays under ``packed``; see ``RequestPlan.without_gaps``.
 
     Raises:
         PromptError: The prompt does not fit the schema; lists every problem.
@@ -70,6 +75,8 @@ def plan_prompt(
     for step in resolved.steps:
         placer.place(step)
     plan = RequestPlan(tuple(placer.parts))
+    if closes_gaps and policy is PositionPolicy.PACKED:
+        plan = plan.without_gaps()
     overflow = _overflow(plan, max_position)
     place = prompt.location
     if resolved.problems:
@@ -152,7 +159,10 @@ class _Placer:
         token_ids = run.token_ids[step.rows.start : step.rows.end]
         start = self._start_of(step)
         if not run.is_stored or (self._has_text and run.label == ANONYMOUS_LABEL):
-            self._add_fresh(token_ids, start, label=step.label)
+            occurrence = None
+            if run.is_stored:  # where it stands is where entries that attend it find it
+                occurrence = Occurrence(self._entry_key(step.index), start - step.rows.start)
+            self._add_fresh(token_ids, start, label=step.label, occurrence=occurrence)
             self._exact = None
             return
         part = Cached(

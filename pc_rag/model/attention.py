@@ -1,9 +1,9 @@
 """Attention over stored KV that is read where it lies.
 
 A full softmax over many pieces of KV equals the softmax over each piece, merged by the pieces'
-log-sum-exp. So every segment is attended on its own, in place, and no mask is ever built: fresh
-tokens are sorted by position ID, hence the ones that see a segment are a trailing slice of them,
-and among themselves they are causal.
+log-sum-exp. So every segment is attended on its own, in place, and without a mask: fresh tokens are
+sorted by position ID, hence the ones that see a segment are a trailing slice of them, and among
+themselves they are causal. Masks are built for the edge of a window only (see ``sights``).
 
             segment 0   segment 1   tail
     q0 (sep)    x                    x
@@ -16,27 +16,29 @@ repeated.
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from typing import TYPE_CHECKING
 
+import torch
 from torch.nn import functional
 
-from pc_rag.model.pieces import Pieces, attend_piece, repeat_heads
+from pc_rag.model.kernels import Scoring, attend_piece, repeat_heads, weigh_sinks
+from pc_rag.model.kind_pass import look
+from pc_rag.model.pieces import Pieces
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    import torch
-
+    from pc_rag.model.kind_pass import KindPass
     from pc_rag.model.kv_view import KVView
-    from pc_rag.model.positions import ModelPositions
+    from pc_rag.model.positions import LayerAttention, ModelPositions
 
 
 class AttentionPass:
     """One forward pass of fresh tokens over a view; shared by its layers.
 
     Args:
-        view: What is attended. Each layer writes its fresh keys and values into ``view.tail``.
+        view: What is attended. Each layer writes its fresh keys and values into ``view.tail``; the
+            tail takes their position IDs at once, but counts no rows.
         positions: Of the model.
         position_ids: Of the fresh tokens, rising.
 
@@ -47,18 +49,12 @@ class AttentionPass:
     def __init__(
         self, view: KVView, positions: ModelPositions, position_ids: Sequence[int]
     ) -> None:
-        self._tail = view.tail
-        self._positions = positions
-        first_seeing = (
-            (segment, bisect_left(position_ids, segment.span.start)) for segment in view.segments
-        )
-        self._seen = [
-            (segment, first)
-            for segment, first in first_seeing
-            # The kernel divides by the number of keys.
-            if first < len(position_ids) and len(segment.span)
-        ]
-        self._pieces: Pieces | None = None
+        self._view, self._tail = view, view.tail
+        self._layers = positions.layers
+        self._position_ids = position_ids
+        self._kinds: dict[LayerAttention, KindPass] = {}
+        start = self._tail.num_rows
+        self._tail.position_ids[start : start + len(position_ids)] = torch.tensor(position_ids)
         self.num_layers_served = 0
 
     def attend(
@@ -69,8 +65,8 @@ class AttentionPass:
         values: torch.Tensor,
         *,
         scaling: float,
-        softcap: float | None = None,  # noqa: ARG002
-        sinks: torch.Tensor | None = None,  # noqa: ARG002
+        softcap: float | None = None,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Store the layer's fresh KV and attend everything the fresh tokens may see.
 
@@ -78,57 +74,132 @@ class AttentionPass:
             layer: Index of the layer.
             queries: ``[batch_size, num_heads, num_tokens, head_dim]``, position-encoded.
             keys: ``[batch_size, num_kv_heads, num_tokens, head_dim]``, position-encoded.
-            values: As ``keys``.
+            values: ``[batch_size, num_kv_heads, num_tokens, value_dim]``.
             scaling: Factor on the scores.
-            softcap: Not applied yet.
-            sinks: Alike.
+            softcap: Where given, scores become ``softcap * tanh(score / softcap)``.
+            sinks: ``[num_heads]``: logits that every query weighs against its scores, with no value
+                behind them.
 
         Returns:
             ``[batch_size, num_heads, num_tokens, value_dim]`` in the dtype of ``queries``.
         """
         self.num_layers_served += 1
-        num_heads, num_tokens = queries.shape[1], queries.shape[2]
+        num_tokens = queries.shape[2]
         start = self._tail.num_rows
         fresh_rows = slice(start, start + num_tokens)
         self._tail.keys[layer, :, :, fresh_rows] = keys
         self._tail.values[layer, :, :, fresh_rows] = values
-        is_causal = num_tokens > 1
-        if not self._seen and not is_causal:
-            return self._attend_rows(layer, queries, start + 1, scaling)
-        if not self._seen and not start:
-            return functional.scaled_dot_product_attention(
-                queries,
-                repeat_heads(keys, num_heads),
-                repeat_heads(values, num_heads),
-                is_causal=True,
-                scale=scaling,
-            )
-        if self._pieces is None:  # every layer has the same shapes, so all share the buffers
-            firsts = [first for _, first in self._seen] + [0] * is_causal
-            has_rows = bool(start) or not is_causal
-            self._pieces = Pieces(queries, values, [*firsts, *([0] * has_rows)])
-            encoding = self._positions.layers[layer].encoding
-            self._pieces.prepare_rotations(encoding, [segment.shift for segment, _ in self._seen])
-        pieces = self._pieces
+        scoring = Scoring(scaling, softcap, sinks)
+        kind = self._kind(layer, queries.shape[1] // keys.shape[1])
+        if not kind.uses and num_tokens == 1:
+            return self._attend_rows(kind, layer, queries, scoring)
+        if not kind.uses and not kind.num_rows:
+            return _attend_own(kind, queries, keys, values, scoring)
+        pieces = self._pieces(kind, layer, queries, values, has_sinks=sinks is not None)
         pieces.take_queries(queries)
-        for number, (segment, _) in enumerate(self._seen):
-            pieces.attend(number, segment.layer_keys[layer], segment.layer_values[layer], scaling)
-        if is_causal:
-            pieces.attend_causal(len(self._seen), queries, keys, values, scaling)
-        num_rows = start if is_causal else start + 1
-        if num_rows:
-            tail_keys = self._tail.keys[layer, :, :, :num_rows]
-            tail_values = self._tail.values[layer, :, :, :num_rows]
-            pieces.attend(pieces.num_pieces - 1, tail_keys, tail_values, scaling)
+        if sinks is not None:
+            pieces.put_sinks(sinks)
+        for number, use in enumerate(kind.uses):
+            segment = use.segment
+            pieces.attend(
+                number, segment.layer_keys[layer], segment.layer_values[layer],
+                scaling=scaling, sight=use.sight, softcap=softcap,
+            )  # fmt: skip
+        if kind.num_rows:
+            pieces.attend(
+                len(kind.uses),
+                self._tail.keys[layer, :, :, : kind.num_rows],
+                self._tail.values[layer, :, :, : kind.num_rows],
+                scaling=scaling, sight=kind.rows_sight, softcap=softcap,
+            )  # fmt: skip
+        if num_tokens > 1:
+            found = _look_at_own(kind, queries, keys, values, scoring)
+            pieces.put(pieces.num_pieces - 1, *found)
         return pieces.merged()
 
+    def _kind(self, layer: int, group_size: int) -> KindPass:
+        """What the layer attends; like layers share it."""
+        of_layer = self._layers[layer]
+        kind = self._kinds.get(of_layer)
+        if kind is None:
+            kind = look(of_layer, self._view, self._position_ids, group_size)
+            self._kinds[of_layer] = kind
+        return kind
+
+    def _pieces(
+        self,
+        kind: KindPass,
+        layer: int,
+        queries: torch.Tensor,
+        values: torch.Tensor,
+        *,
+        has_sinks: bool,
+    ) -> Pieces:
+        """The pieces of a kind: segments, rows of the tail, the fresh tokens themselves."""
+        if kind.pieces is None:  # like layers have the same shapes, so they share the buffers
+            everyone = slice(0, queries.shape[2])
+            num_own = (kind.num_rows > 0) + (queries.shape[2] > 1)
+            seeing = [use.tokens for use in kind.uses] + [everyone] * num_own
+            kind.pieces = Pieces(queries, values, seeing, has_sinks=has_sinks)
+            shifts = [use.segment.shift for use in kind.uses]
+            kind.pieces.prepare_rotations(self._layers[layer].encoding, shifts)
+        return kind.pieces
+
     def _attend_rows(
-        self, layer: int, queries: torch.Tensor, num_rows: int, scaling: float
+        self,
+        kind: KindPass,
+        layer: int,
+        queries: torch.Tensor,
+        scoring: Scoring,
     ) -> torch.Tensor:
         """Attend the buffer alone by one token per sequence; what decode does once settled."""
         batch_size, num_heads, _, head_dim = queries.shape
-        keys = self._tail.keys[layer, :, :, :num_rows]
-        values = self._tail.values[layer, :, :, :num_rows]
+        keys = self._tail.keys[layer, :, :, : kind.num_rows]
+        values = self._tail.values[layer, :, :, : kind.num_rows]
         grouped = queries.reshape(batch_size, keys.shape[1], -1, head_dim)
-        out, _ = attend_piece(grouped, keys, values, scaling=scaling)
+        attend = attend_piece if kind.rows_sight is None else kind.rows_sight.attend
+        out, lse = attend(grouped, keys, values, scaling=scoring.scaling, softcap=scoring.softcap)
+        if scoring.sinks is not None:
+            out = weigh_sinks(out, lse, scoring.sinks.reshape(keys.shape[1], -1))
         return out.reshape(batch_size, num_heads, 1, -1)
+
+
+def _attend_own(
+    kind: KindPass,
+    queries: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    scoring: Scoring,
+) -> torch.Tensor:
+    """Attend the fresh tokens alone."""
+    is_plain = kind.own_sight is None and scoring.softcap is None and scoring.sinks is None
+    if is_plain and keys.shape[-1] == values.shape[-1]:
+        num_heads = queries.shape[1]
+        return functional.scaled_dot_product_attention(
+            queries,
+            repeat_heads(keys, num_heads),
+            repeat_heads(values, num_heads),
+            is_causal=True,
+            scale=scoring.scaling,
+        )
+    out, lse = _look_at_own(kind, queries, keys, values, scoring)
+    return out if scoring.sinks is None else weigh_sinks(out, lse, scoring.sinks[:, None])
+
+
+def _look_at_own(
+    kind: KindPass,
+    queries: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    scoring: Scoring,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Output and log-sum-exp of the fresh tokens over themselves, heads apart."""
+    num_heads = queries.shape[1]
+    repeated = repeat_heads(keys, num_heads), repeat_heads(values, num_heads)
+    if kind.own_sight is not None:
+        return kind.own_sight.attend(
+            queries, *repeated, scaling=scoring.scaling, softcap=scoring.softcap
+        )
+    return attend_piece(
+        queries, *repeated, scaling=scoring.scaling, softcap=scoring.softcap, is_causal=True
+    )

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 
-from pc_rag.model.pieces import attend_piece, repeat_heads
+from pc_rag.model.kernels import attend_piece, repeat_heads
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

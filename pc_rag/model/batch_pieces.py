@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from pc_rag.model.pieces import attend_piece
+from pc_rag.model.kernels import attend_piece
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from pc_rag.errors import ModelError
+from pc_rag.model.frozen_rope import held
+from pc_rag.model.hf_attention import model_lock
 from pc_rag.types import Fingerprint
 
 if TYPE_CHECKING:
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
 
     from transformers import PreTrainedModel
 
+    from pc_rag.model.frozen_rope import FrozenRope
     from pc_rag.model.tokenizer import TextTokenizer
 
 _VERSION = "pc-rag model 1"
@@ -57,7 +60,11 @@ _IRRELEVANT_FIELDS = frozenset(
 
 
 def fingerprint_of(
-    model: PreTrainedModel, tokenizer: TextTokenizer, *, weights_digest: str | None = None
+    model: PreTrainedModel,
+    tokenizer: TextTokenizer,
+    *,
+    weights_digest: str | None = None,
+    frozen: FrozenRope | None = None,
 ) -> Fingerprint:
     """Compute a model's fingerprint.
 
@@ -65,6 +72,8 @@ def fingerprint_of(
         model: A loaded model; not modified.
         tokenizer: Its tokenizer.
         weights_digest: ``digest_weights(model)``, where it is already known.
+        frozen: The frequencies that requests use, where those in the model change with the length
+            of its latest prompt.
 
     Returns:
         The same 64 hex digits for the same model in any process.
@@ -72,13 +81,15 @@ def fingerprint_of(
     Raises:
         ModelError: Weights that are not in memory.
     """
+    with model_lock(model), held(frozen):
+        buffers = _digest_tensors(_transient_buffers(model))
     parts = {
         "version": _VERSION,
         "architecture": type(model).__name__,
         "config": _relevant_config(model.config.to_dict()),
         "dtype": str(model.dtype),
         "weights": weights_digest or digest_weights(model),
-        "buffers": _digest_tensors(_transient_buffers(model)),
+        "buffers": buffers,
         "adapters": _describe_adapters(model),
         "tokenizer": tokenizer.digest,
     }

@@ -25,6 +25,7 @@ from pc_rag.model.attention_modules import (
     running_pass,
     swapped_forwards,
 )
+from pc_rag.model.detection.recording import CallRecorder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -49,6 +50,7 @@ def _attention(
     scaling: float | None = None,
     softcap: float | None = None,
     s_aux: torch.Tensor | None = None,
+    sliding_window: int | None = None,
     **_: Any,  # noqa: ANN401 - architectures pass what they like
 ) -> tuple[torch.Tensor, None]:
     running = running_pass(module)
@@ -58,8 +60,11 @@ def _attention(
             f"({' x '.join(map(str, attention_mask.shape))}), which attention over stored KV does "
             "not apply; use another model, or update transformers"
         )
+    layer = int(module.layer_idx)  # type: ignore[arg-type]
+    if isinstance(running, CallRecorder):
+        running.note_window(layer, sliding_window)
     out = running.attend(
-        int(module.layer_idx),  # type: ignore[arg-type]
+        layer,
         query,
         key,
         value,
@@ -85,7 +90,7 @@ def own_attention(model: Any, running: RunningPass) -> Iterator[None]:  # noqa: 
         ModelError: The model's attention cannot be replaced for a while.
     """
     own = own_attention_of(model)
-    with _lock_of(model), carry(running), swapped_forwards(model), _no_masks(model):
+    with model_lock(model), carry(running), swapped_forwards(model), _no_masks(model):
         AttentionInterface.register(_NAME, _attention)
         before = model.config._attn_implementation  # noqa: SLF001 - there is no public getter
         # Under a name that it does not know, transformers builds no mask: where the model's code
@@ -107,7 +112,7 @@ def _no_masks(model: Any) -> AbstractContextManager[None]:  # noqa: ANN401 - as 
     )
 
 
-def _lock_of(model: Any) -> Lock:  # noqa: ANN401 - transformers is untyped here
+def model_lock(model: Any) -> Lock:  # noqa: ANN401 - transformers is untyped here
     """The one lock of a model, for as long as the model lives."""
     with _LOCKS_GUARD:
         return _LOCKS.setdefault(model, Lock())

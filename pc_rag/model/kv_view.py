@@ -18,11 +18,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import torch
+
 from pc_rag.errors import GenerationError
 
 if TYPE_CHECKING:
-    import torch
-
     from pc_rag.model.positions import ModelPositions
     from pc_rag.types import Span
 
@@ -72,11 +72,16 @@ class Tail:
         keys: ``[num_layers, batch_size, num_kv_heads, capacity, head_dim]``.
         values: As ``keys``.
         num_rows: Rows that hold tokens.
+        position_ids: ``[capacity]``, of the rows; rows need not follow their order. On the CPU.
     """
 
     keys: torch.Tensor
     values: torch.Tensor
     num_rows: int = 0
+    position_ids: torch.Tensor = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.position_ids = torch.zeros(self.capacity, dtype=torch.long)
 
     @property
     def capacity(self) -> int:
@@ -147,11 +152,13 @@ class KVView:
         for segment in self.segments:
             rows = slice(row, row + len(segment.span))
             segment.copy_to(into.keys[:, 0, :, rows], into.values[:, 0, :, rows], positions)
+            into.position_ids[rows] = torch.arange(segment.span.start, segment.span.end)
             row = rows.stop
         former = self.tail
         computed = slice(row, row + former.num_rows)
         into.keys[:, 0, :, computed] = former.keys[:, 0, :, : former.num_rows]
         into.values[:, 0, :, computed] = former.values[:, 0, :, : former.num_rows]
+        into.position_ids[computed] = former.position_ids[: former.num_rows]
         into.num_rows = computed.stop
         self.segments, self.tail, self.first_computed = (), into, computed.start
         return former

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
 import transformers
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
@@ -21,24 +20,24 @@ from pc_rag.model.builtin import (
     find_default_gguf,
 )
 from pc_rag.model.cache_folder import cache_folder, file_signature, recall, remember
-from pc_rag.model.capability import check_supported
+from pc_rag.model.detect import Detection, detect
+from pc_rag.model.devices import choose_device, choose_dtype, move_model
 from pc_rag.model.fingerprint import digest_weights, fingerprint_of
+from pc_rag.model.limits import position_limit
 from pc_rag.model.quiet import TRANSFORMERS_LOCK, quiet_progress
+from pc_rag.model.self_check import SelfCheck, passed_check
+from pc_rag.model.support import check_supported
 from pc_rag.model.template_input import check_template
 from pc_rag.model.tokenizer import TextTokenizer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    import torch
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from pc_rag.types import Fingerprint
 
-_DTYPES = {
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-}
 _DIGEST_FILE = "pc-rag-weights.json"
 """How the names of our own files beside a converted model end."""
 _WEIGHT_SUFFIXES = (".safetensors", ".bin", ".json", ".py")
@@ -56,7 +55,9 @@ class LoadedModel:
         device: Where the weights lie.
         dtype: Numeric type it computes in.
         architecture: Name of the model's class, for example ``LlamaForCausalLM``.
-        max_position: Number of position IDs it can take.
+        max_position: Position IDs that requests may use.
+        detection: What it was seen to do with positions.
+        self_check: How its stored KV compared with what it computes by itself.
     """
 
     model: PreTrainedModel
@@ -67,6 +68,8 @@ class LoadedModel:
     dtype: torch.dtype
     architecture: str
     max_position: int
+    detection: Detection
+    self_check: SelfCheck
 
 
 def load_model(
@@ -77,6 +80,7 @@ def load_model(
     revision: str | None = None,
     trust_remote_code: bool = False,
     chat_template: str | None = None,
+    max_position: int | None = None,
 ) -> LoadedModel:
     """Load a model and its tokenizer.
 
@@ -90,16 +94,23 @@ def load_model(
         trust_remote_code: Run code that comes with the model.
         chat_template: Jinja source that takes the place of the model's own chat template; base
             models have none.
+        max_position: Position IDs that requests may use; by default those the model was made for.
+            With LongRoPE that is ``original_max_position_embeddings``, for which the short
+            factors serve, and asking for more takes the long factors for every request. With ALiBi
+            it is what the model was trained with (2048 for BLOOM, whose configuration need not
+            say), and more may be asked for.
 
     Raises:
         ModelError: Nothing loadable is found there.
-        UnsupportedModelError: The model lacks what prompt caching needs.
+        UnsupportedModelError: The model lacks what prompt caching needs, or does not compute what
+            pc-rag computes with it (see ``self_check``).
         MissingDependencyError: A GGUF file without the ``gguf`` extra.
-        ConfigError: An unknown dtype or device, or a chat template that is not Jinja.
+        ConfigError: An unknown dtype or device, a chat template that is not Jinja, or more
+            position IDs than the model has.
     """
     check_template(chat_template)
-    chosen_device = _choose_device(device)
-    chosen_dtype = _choose_dtype(dtype, chosen_device)
+    chosen_device = choose_device(device)
+    chosen_dtype = choose_dtype(dtype, chosen_device)
     with TRANSFORMERS_LOCK, quiet_progress():
         source = _resolve(name_or_path)
     options: dict[str, Any] = {
@@ -109,16 +120,58 @@ def load_model(
     with TRANSFORMERS_LOCK, quiet_progress(), _explained(name_or_path):
         config = AutoConfig.from_pretrained(source, **options)
         check_supported(config)
+        position_limit(config, max_position)
         tokenizer = AutoTokenizer.from_pretrained(source, **options)
         model, report = AutoModelForCausalLM.from_pretrained(
             source, config=config, dtype=chosen_dtype, output_loading_info=True, **options
         )
     _check_complete(report, name_or_path)
-    _move(model, chosen_device, name_or_path)
+    move_model(model, chosen_device, name_or_path)
     folder = _folder_of(source, revision=options["revision"])
     return _wrap(
-        model, tokenizer, name=str(name_or_path), folder=folder, chat_template=chat_template
+        model,
+        tokenizer,
+        name=str(name_or_path),
+        folder=folder,
+        chat_template=chat_template,
+        max_position=max_position,
+        is_check_kept=not trust_remote_code,
     )
+
+
+def as_loaded(
+    model: str | Path | LoadedModel,
+    *,
+    dtype: torch.dtype | str = "auto",
+    device: torch.device | str = "auto",
+    chat_template: str | None = None,
+    max_position: int | None = None,
+) -> LoadedModel:
+    """A model that is loaded already as it is, or one that is loaded now.
+
+    Args:
+        model: As ``load_model``, or a loaded model.
+        dtype: As ``load_model``; a loaded model keeps its own.
+        device: Alike.
+        chat_template: As ``load_model``; not with a loaded model.
+        max_position: Alike.
+
+    Raises:
+        ConfigError: A chat template or a limit for a loaded model, and as ``load_model``.
+        ModelError: As ``load_model``.
+    """
+    given = {"chat_template": chat_template, "max_position": max_position}
+    if not isinstance(model, LoadedModel):
+        return load_model(
+            model, dtype=dtype, device=device, chat_template=chat_template,
+            max_position=max_position,
+        )  # fmt: skip
+    if names := [name for name, value in given.items() if value is not None]:
+        raise ConfigError(
+            f"{' and '.join(names)} was given with a model that is loaded already, whose "
+            "fingerprint it may change; give it to load_model or wrap_model"
+        )
+    return model
 
 
 def load_tokenizer(
@@ -143,23 +196,27 @@ def load_tokenizer(
     return TextTokenizer(tokenizer, chat_template=chat_template)
 
 
-def load_max_position(name_or_path: str | Path = DEFAULT_MODEL) -> int:
-    """How many position IDs a model can take, read from its configuration alone.
+def load_max_position(
+    name_or_path: str | Path = DEFAULT_MODEL, *, max_position: int | None = None
+) -> int:
+    """Position IDs that requests of a model may use, read from its configuration alone.
 
     Args:
         name_or_path: As ``load_model``.
+        max_position: As ``load_model``.
 
     Raises:
         ModelError: Nothing loadable is found there.
         UnsupportedModelError: The model lacks what prompt caching needs.
         MissingDependencyError: A GGUF file without the ``gguf`` extra.
+        ConfigError: More position IDs than the model has.
     """
     with TRANSFORMERS_LOCK, quiet_progress():
         source = _resolve(name_or_path)
         with _explained(name_or_path):
             config = AutoConfig.from_pretrained(source)
     check_supported(config)
-    return int(config.max_position_embeddings)
+    return position_limit(config, max_position)
 
 
 def wrap_model(
@@ -168,6 +225,7 @@ def wrap_model(
     *,
     name: str = "",
     chat_template: str | None = None,
+    max_position: int | None = None,
 ) -> LoadedModel:
     """Use a model that is already in memory; its weights, device and dtype stay as they are.
 
@@ -179,15 +237,18 @@ def wrap_model(
         tokenizer: Its fast tokenizer.
         name: What to call it; by default the name it was loaded by.
         chat_template: As for ``load_model``; the tokenizer keeps its own.
+        max_position: As for ``load_model``.
 
     Raises:
         ModelError: A tokenizer without a fast backend.
-        UnsupportedModelError: The model lacks what prompt caching needs.
-        ConfigError: A chat template that is not Jinja.
+        UnsupportedModelError: As ``load_model``.
+        ConfigError: A chat template that is not Jinja, or more position IDs than the model has.
     """
     check_template(chat_template)
     name = name or model.name_or_path or type(model).__name__
-    return _wrap(model, tokenizer, name=name, chat_template=chat_template)
+    return _wrap(
+        model, tokenizer, name=name, chat_template=chat_template, max_position=max_position
+    )
 
 
 def _wrap(
@@ -197,58 +258,27 @@ def _wrap(
     name: str,
     folder: Path | None = None,
     chat_template: str | None = None,
+    max_position: int | None = None,
+    is_check_kept: bool = False,
 ) -> LoadedModel:
     check_supported(model.config, model)
     model.eval()
     wrapped = TextTokenizer(tokenizer, eos_ids=_eos_ids(model), chat_template=chat_template)
     digest = _weights_digest(model, folder) if folder else None
+    found = detect(model, max_position=max_position)
+    fingerprint = fingerprint_of(model, wrapped, weights_digest=digest, frozen=found.frozen)
     return LoadedModel(
         model=model,
         tokenizer=wrapped,
         name=name,
-        fingerprint=fingerprint_of(model, wrapped, weights_digest=digest),
+        fingerprint=fingerprint,
         device=model.device,
         dtype=model.dtype,
         architecture=type(model).__name__,
-        max_position=int(model.config.max_position_embeddings),
+        max_position=found.max_position,
+        detection=found,
+        self_check=passed_check(model, found, fingerprint, is_kept=is_check_kept),
     )
-
-
-def _choose_device(device: torch.device | str) -> torch.device:
-    if device == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        chosen = torch.device(device)
-    except RuntimeError as error:
-        raise ConfigError(f"unknown device {device!r}; use 'auto', 'cpu' or 'cuda'") from error
-    if chosen.type == "cuda" and not torch.cuda.is_available():
-        raise ConfigError(
-            f"device {str(device)!r} was asked for, but torch {torch.__version__} sees no CUDA "
-            f"device; use 'cpu' or 'auto'"
-        )
-    return chosen
-
-
-def _move(model: PreTrainedModel, device: torch.device, name: str | Path) -> None:
-    try:
-        model.to(device)
-    except (RuntimeError, AssertionError) as error:  # AssertionError: torch built without it
-        raise ModelError(
-            f"{name}: cannot be moved to device {str(device)!r}: {error}. Use device='cpu', or "
-            "install a torch that supports the device"
-        ) from error
-
-
-def _choose_dtype(dtype: torch.dtype | str, device: torch.device) -> torch.dtype:
-    if dtype == "auto":
-        if device.type != "cuda":
-            return torch.float32
-        return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16
-    chosen = _DTYPES.get(str(dtype).removeprefix("torch."))
-    if chosen is None:
-        allowed = ", ".join(map(repr, ("auto", *_DTYPES)))
-        raise ConfigError(f"dtype must be one of {allowed}; got {str(dtype)!r}")
-    return chosen
 
 
 def _resolve(name_or_path: str | Path) -> str:

@@ -6,18 +6,16 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from pc_rag.model.kernels import attend_piece
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from pc_rag.model.positions import PositionEncoding
-
-_FALLBACK_QUERY_ROWS = 512
-"""Queries per block where scores are materialised, so that memory stays bounded."""
+    from pc_rag.model.sights import Sight
 
 _LARGEST_ROTATION = 1 << 25
 """Most numbers of queries that are rotated for all pieces at once."""
-
-_flash_on_cpu = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default  # noqa: SLF001 - the public function drops the log-sum-exp
 
 
 class Pieces:
@@ -35,37 +33,44 @@ class Pieces:
     Args:
         queries: Of any layer, ``[batch_size, num_heads, num_tokens, head_dim]``.
         values: Of any layer, ``[batch_size, num_kv_heads, num_tokens, value_dim]``.
-        first_queries: For each piece, the first query that sees it; 0 for the last.
+        seeing: For each piece, the tokens that may see it; all of them for the last.
+        has_sinks: Whether every query also weighs a logit that no value belongs to.
 
     Attributes:
         num_pieces: Pieces to merge.
     """
 
     def __init__(
-        self, queries: torch.Tensor, values: torch.Tensor, first_queries: Sequence[int]
+        self,
+        queries: torch.Tensor,
+        values: torch.Tensor,
+        seeing: Sequence[slice],
+        *,
+        has_sinks: bool = False,
     ) -> None:
         batch_size, num_heads, num_tokens, head_dim = queries.shape
         num_kv_heads = values.shape[1]
         group_size = num_heads // num_kv_heads
-        rows = num_tokens * group_size
-        self.num_pieces = len(first_queries)
+        self.num_pieces = len(seeing)
         self._dtype = queries.dtype
         self._split = (batch_size, num_kv_heads, group_size, num_tokens)
-        self._cuts = [first * group_size for first in first_queries]
-        lead = (batch_size, num_kv_heads, rows)
+        self._rows = [slice(s.start * group_size, s.stop * group_size) for s in seeing]
+        lead = (batch_size, num_kv_heads, num_tokens * group_size)
         self._queries = queries.new_empty((*lead, head_dim))
-        self._seeing = [self._queries[:, :, cut:] for cut in self._cuts]
+        self._seeing = [self._queries[:, :, rows] for rows in self._rows]
         self._rotations: torch.Tensor | None = None
         self._rotated = torch.empty(0)
         self._matrices: dict[int, torch.Tensor] = {}
-        self._lse = queries.new_full((self.num_pieces, *lead), float("-inf"), dtype=torch.float32)
-        self._lse_places = [self._lse[n, :, :, cut:] for n, cut in enumerate(self._cuts)]
+        self._lse = queries.new_full(
+            (self.num_pieces + has_sinks, *lead), float("-inf"), dtype=torch.float32
+        )
+        self._lse_places = [self._lse[n, :, :, rows] for n, rows in enumerate(self._rows)]
         self._weights = torch.empty_like(self._lse)
         self._weight_places = [
-            self._weights[n, :, :, cut:, None] for n, cut in enumerate(self._cuts)
+            self._weights[n, :, :, rows, None] for n, rows in enumerate(self._rows)
         ]
         self._total = self._weights.new_empty((*lead, values.shape[-1]))
-        self._total_places = [self._total[:, :, cut:] for cut in self._cuts]
+        self._total_places = [self._total[:, :, rows] for rows in self._rows]
         self._outs: list[torch.Tensor] = [self._total] * self.num_pieces
 
     def prepare_rotations(self, encoding: PositionEncoding, shifts: Sequence[int]) -> None:
@@ -95,7 +100,7 @@ class Pieces:
             if shift:
                 start = moved.index(shift) * head_dim
                 place = self._rotated[..., start : start + head_dim]
-                self._seeing[number] = place[:, :, self._cuts[number] :]
+                self._seeing[number] = place[:, :, self._rows[number]]
 
     def take_queries(self, queries: torch.Tensor) -> None:
         """Stack a layer's queries, and rotate them."""
@@ -111,127 +116,61 @@ class Pieces:
         else:
             self._rotated.copy_(self._queries.to(torch.float32) @ self._rotations)
 
-    def attend(self, number: int, keys: torch.Tensor, values: torch.Tensor, scaling: float) -> None:
-        """Attend one piece, of which every query that sees it sees everything.
+    def attend(
+        self,
+        number: int,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        *,
+        scaling: float,
+        sight: Sight | None = None,
+        softcap: float | None = None,
+    ) -> None:
+        """Attend one piece.
 
         Args:
             number: Of the piece.
             keys: ``[1 or batch_size, num_kv_heads, num_keys, head_dim]``.
             values: As ``keys``.
             scaling: Factor on the scores.
+            sight: What its queries see of it; ``None`` where each sees everything.
+            softcap: On the scores.
         """
         seeing = self._seeing[number]
         if number in self._matrices:
             turned = torch.matmul(seeing.to(torch.float32), self._matrices[number])
             seeing = turned.to(self._dtype)
-        out, lse = attend_piece(seeing, keys, values, scaling=scaling)
+        attend = attend_piece if sight is None else sight.attend
+        out, lse = attend(seeing, keys, values, scaling=scaling, softcap=softcap)
         self._outs[number] = out
         self._lse_places[number].copy_(lse)
 
-    def attend_causal(
-        self,
-        number: int,
-        queries: torch.Tensor,
-        keys: torch.Tensor,
-        values: torch.Tensor,
-        scaling: float,
-    ) -> None:
-        """Attend the fresh tokens themselves: each sees those before it, and itself."""
-        num_heads = queries.shape[1]
-        out, lse = attend_piece(
-            queries,
-            repeat_heads(keys, num_heads),
-            repeat_heads(values, num_heads),
-            scaling=scaling,
-            is_causal=True,
-        )
+    def put(self, number: int, out: torch.Tensor, lse: torch.Tensor) -> None:
+        """Take what all queries found in a piece that was attended apart.
+
+        Args:
+            number: Of the piece.
+            out: ``[batch_size, num_heads, num_tokens, value_dim]``.
+            lse: ``[batch_size, num_heads, num_tokens]``.
+        """
         stacked = out.reshape(*self._split, -1).transpose(2, 3)
         self._outs[number] = stacked.reshape(*self._lse.shape[1:], -1)
         self._lse_places[number].copy_(
             lse.reshape(self._split).transpose(2, 3).reshape(self._lse.shape[1:])
         )
 
+    def put_sinks(self, sinks: torch.Tensor) -> None:
+        """Take a layer's logits that no value belongs to, ``[num_heads]``."""
+        _, num_kv_heads, group_size, num_tokens = self._split
+        self._lse[-1] = sinks.reshape(num_kv_heads, group_size).repeat(1, num_tokens)
+
     def merged(self) -> torch.Tensor:
         """The attention over all pieces, ``[batch_size, num_heads, num_tokens, value_dim]``."""
         torch.softmax(self._lse, 0, out=self._weights)
-        torch.mul(self._outs[-1], self._weight_places[-1], out=self._total)
-        for number in range(self.num_pieces - 1):
+        last = self.num_pieces - 1
+        torch.mul(self._outs[last], self._weight_places[last], out=self._total)
+        for number in range(last):
             self._total_places[number].addcmul_(self._outs[number], self._weight_places[number])
         batch_size, num_kv_heads, group_size, num_tokens = self._split
         split = self._total.view(batch_size, num_kv_heads, num_tokens, group_size, -1)
         return split.transpose(2, 3).flatten(1, 2).to(self._dtype, copy=True)
-
-
-def attend_piece(
-    queries: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    *,
-    scaling: float,
-    is_causal: bool = False,
-    mask: torch.Tensor | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attention over one piece of KV, with the log-sum-exp that merging needs.
-
-    Args:
-        queries: ``[batch_size, num_heads, num_queries, head_dim]``.
-        keys: ``[batch_size or 1, num_heads, num_keys, head_dim]``; any strides.
-        values: ``[batch_size or 1, num_heads, num_keys, value_dim]``.
-        scaling: Factor on the scores.
-        is_causal: Whether query ``i`` sees keys up to ``i`` only.
-        mask: Added to the scores, ``[batch_size, 1, 1, num_keys]`` in the dtype of ``queries``:
-            minus infinity where a sequence does not see a key. Keys and values must be finite
-            there, too. Not with ``is_causal``.
-
-    Returns:
-        Output ``[batch_size, num_heads, num_queries, value_dim]`` and log-sum-exp
-        ``[batch_size, num_heads, num_queries]`` in float32: 0 and minus infinity for a sequence
-        that sees no key at all.
-    """
-    if keys.shape[0] != queries.shape[0]:
-        keys = keys.expand(queries.shape[0], -1, -1, -1)
-        values = values.expand(queries.shape[0], -1, -1, -1)
-    if queries.device.type == "cpu" and keys.shape[-1] == values.shape[-1]:
-        out, lse = _flash_on_cpu(
-            queries, keys, values, 0.0, is_causal, attn_mask=mask, scale=scaling
-        )
-    else:
-        out, lse = _attend_piece_by_blocks(
-            queries, keys, values, scaling=scaling, is_causal=is_causal, mask=mask
-        )
-    if mask is None:
-        return out, lse
-    sees_nothing = (mask == float("-inf")).all(-1)  # where kernels disagree, or give NaN
-    return out.masked_fill(sees_nothing[..., None], 0), lse.masked_fill(sees_nothing, float("-inf"))
-
-
-def _attend_piece_by_blocks(
-    queries: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    *,
-    scaling: float,
-    is_causal: bool = False,
-    mask: torch.Tensor | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """``attend_piece`` for every device: scores are materialised, a block of queries at a time."""
-    outs, lses = [], []
-    for start in range(0, queries.shape[2], _FALLBACK_QUERY_ROWS):
-        block = queries[:, :, start : start + _FALLBACK_QUERY_ROWS]
-        scores = (block @ keys.transpose(-1, -2)).to(torch.float32) * scaling
-        if is_causal:
-            row = torch.arange(start, start + block.shape[2], device=queries.device)
-            column = torch.arange(keys.shape[2], device=queries.device)
-            scores = scores.masked_fill(column > row[:, None], float("-inf"))
-        if mask is not None:
-            scores = scores + mask
-        lse = scores.logsumexp(dim=-1)
-        outs.append((scores - lse[..., None]).exp().to(values.dtype) @ values)
-        lses.append(lse)
-    return torch.cat(outs, dim=2), torch.cat(lses, dim=2)
-
-
-def repeat_heads(states: torch.Tensor, num_heads: int) -> torch.Tensor:
-    """``[batch, num_kv_heads, ...]`` repeated to ``num_heads`` heads."""
-    group_size = num_heads // states.shape[1]
-    return states if group_size == 1 else states.repeat_interleave(group_size, dim=1)

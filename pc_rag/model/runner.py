@@ -11,13 +11,16 @@ import torch
 from pc_rag.errors import GenerationError, ModelError
 from pc_rag.model.attention import AttentionPass
 from pc_rag.model.attention_modules import own_attention_of
-from pc_rag.model.buffer_pool import BufferPool, KVShape
+from pc_rag.model.buffer_pool import BufferPool
+from pc_rag.model.frozen_rope import held
 from pc_rag.model.hf_attention import own_attention
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from pc_rag.model.attention_modules import RunningPass
+    from pc_rag.model.buffer_pool import KVShape
+    from pc_rag.model.frozen_rope import FrozenRope
     from pc_rag.model.kv_view import KVView
     from pc_rag.model.positions import ModelPositions
 
@@ -31,6 +34,8 @@ class Runner:
         model: A causal language model of transformers, in evaluation mode. Lent, not owned: its
             attention is replaced during a forward pass only.
         positions: How its layers tell positions apart; see ``detect.runner_of``.
+        shape: The geometry of its KV, alike.
+        frozen: Its rotary frequencies, where they would change with the prompt's length.
         pool_bytes: Most bytes that idle request buffers may keep.
     """
 
@@ -38,12 +43,15 @@ class Runner:
         self,
         model: Any,  # noqa: ANN401 - transformers is untyped here
         positions: ModelPositions,
+        shape: KVShape,
         *,
+        frozen: FrozenRope | None = None,
         pool_bytes: int = _DEFAULT_POOL_BYTES,
     ) -> None:
         self._model = model
         self.positions = positions
-        self.shape = kv_shape_of(model.config)
+        self.shape = shape
+        self._frozen = frozen
         self.dtype: torch.dtype = model.dtype
         self.device: torch.device = model.device
         self.pool = BufferPool(
@@ -129,7 +137,7 @@ class Runner:
                 "call model.eval()"
             )
         arguments = self._arguments(token_ids.to(self.device), position_ids.to(self.device))
-        with torch.inference_mode(), own_attention(self._model, running):
+        with torch.inference_mode(), own_attention(self._model, running), held(self._frozen):
             if logits_behind is not None:
                 logits = _logits(self._model, arguments, logits_behind.to(self.device))
             else:
@@ -202,11 +210,3 @@ def _rows_only(head: torch.nn.Module, kept: torch.Tensor) -> Iterator[None]:
         yield
     finally:
         handle.remove()
-
-
-def kv_shape_of(config: Any) -> KVShape:  # noqa: ANN401 - transformers is untyped here
-    """The KV geometry that a configuration describes."""
-    num_heads = config.num_attention_heads
-    num_kv_heads = getattr(config, "num_key_value_heads", None) or num_heads
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // num_heads
-    return KVShape(config.num_hidden_layers, num_kv_heads, head_dim, head_dim)

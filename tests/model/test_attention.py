@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from torch.nn import functional
 
 from pc_rag.model.attention import AttentionPass
+from pc_rag.model.kernels import attend_by_blocks, attend_piece
 from pc_rag.model.kv_view import KVView, Segment, Tail
-from pc_rag.model.pieces import _attend_piece_by_blocks, attend_piece
 from pc_rag.model.positions import Rope, RopeStyle, uniform
 from pc_rag.types import Span
 
@@ -34,7 +34,7 @@ def test_blockwise_kernel_equals_the_flash_kernel(is_causal, num_queries, dtype)
     keys = random(2, 3, num_keys, HEAD_DIM, seed=2, dtype=dtype)
     values = random(2, 3, num_keys, HEAD_DIM, seed=3, dtype=dtype)
     options = {"scaling": 0.4, "is_causal": is_causal}
-    ours, our_lse = _attend_piece_by_blocks(queries, keys, values, **options)
+    ours, our_lse = attend_by_blocks(queries, keys, values, **options)
     theirs, their_lse = attend_piece(queries, keys, values, **options)
     tolerance = CLOSE if dtype is torch.float32 else {"atol": 3e-2, "rtol": 3e-2}
     torch.testing.assert_close(ours, theirs, **tolerance)

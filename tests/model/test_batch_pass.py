@@ -14,8 +14,8 @@ from pc_rag.model.batch_pass import decode_pass, prefill_pass
 from pc_rag.model.batch_pieces import Rotations
 from pc_rag.model.batch_tails import allocate_tails
 from pc_rag.model.buffer_pool import KVShape
+from pc_rag.model.kernels import attend_by_blocks, attend_piece
 from pc_rag.model.kv_view import Segment
-from pc_rag.model.pieces import _attend_piece_by_blocks, attend_piece
 from pc_rag.model.positions import Rope, uniform
 from pc_rag.types import Span
 
@@ -62,7 +62,7 @@ def masked_states(dtype):
     return queries, keys, values, mask
 
 
-@pytest.mark.parametrize("kernel", [attend_piece, _attend_piece_by_blocks])
+@pytest.mark.parametrize("kernel", [attend_piece, attend_by_blocks])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_masked_kernels_equal_attention_over_what_is_seen(kernel, dtype):
     """Both kernels: output and log-sum-exp of a sequence are those over its own keys."""
@@ -77,24 +77,6 @@ def test_masked_kernels_equal_attention_over_what_is_seen(kernel, dtype):
         torch.testing.assert_close(out[one], alone, **tolerance)
         torch.testing.assert_close(lse[one], alone_lse, **tolerance)
     assert lse.dtype is torch.float32
-
-
-@pytest.mark.parametrize("device_kernel", ["flash", "blocks"])
-def test_sequence_that_sees_nothing_of_a_piece_adds_nothing(device_kernel, monkeypatch):
-    """Output 0 and log-sum-exp minus infinity, never NaN, whichever kernel runs."""
-    if device_kernel == "blocks":
-        monkeypatch.setattr(
-            "pc_rag.model.pieces._flash_on_cpu",
-            lambda q, k, v, _p, causal, *, attn_mask, scale: _attend_piece_by_blocks(
-                q, k, v, scaling=scale, is_causal=causal, mask=attn_mask
-            ),
-        )
-    queries, keys, values, mask = masked_states(torch.float32)
-    out, lse = attend_piece(queries, keys, values, scaling=0.4, mask=mask)
-    assert torch.equal(out[1], torch.zeros_like(out[1]))
-    assert torch.equal(lse[1], torch.full_like(lse[1], NOTHING))
-    assert out.isfinite().all()
-    assert lse[[0, 2]].isfinite().all()
 
 
 # -- prompts side by side ---------------------------------------------------------------------

@@ -13,7 +13,6 @@ from pc_rag.model.assembly import assemble, fresh_tokens
 from pc_rag.model.buffer_pool import KVShape
 from pc_rag.model.detect import runner_of
 from pc_rag.model.kv_view import KVView
-from pc_rag.model.runner import kv_shape_of
 from pc_rag.types import Span
 from tests.support.requests import Workbench, cached
 from tests.support.tiny_models import FAMILIES, tiny_model
@@ -38,7 +37,7 @@ def tiny_runner(family="llama", **options):
 def test_geometry_is_that_of_the_models_own_cache(family, shape):
     """Sized by key/value heads and head size."""
     model, _ = tiny_model(family)
-    assert kv_shape_of(model.config) == shape
+    assert runner_of(model).shape == shape
     cache = model(torch.tensor([[1, 2]]), use_cache=True).past_key_values
     assert cache.layers[0].keys.shape == (1, shape.num_kv_heads, 2, shape.key_dim)
 

@@ -233,6 +233,9 @@ class SpyStore:
         self._count("lookup")
         return self.inner.is_stored(address)
 
+    def starts(self, address: EntryAddress) -> tuple[int, ...]:
+        return self.inner.starts(address)
+
     def lookup(self, address: EntryAddress) -> LookupResult:
         self._count("lookup")
         return self.inner.lookup(address)

@@ -1,7 +1,8 @@
 """The slow truth: what a request's logits must be, computed by stock transformers only.
 
 Nothing here uses the package's model room. Masks are dense, keys move in float64 by complex
-multiplication, and every module is computed on its own.
+multiplication, and every module is computed on its own. How stock models are made to follow
+position IDs is in ``stock_attention``.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import torch
 from transformers import DynamicCache
 
 from pc_rag.layout.plan import Fresh, RequestPlan
+from tests.support.stock_attention import attending, frequencies, has_latent_cache, is_interleaved
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -91,11 +93,13 @@ def assembled_logits(model: Any, plan: RequestPlan, modules: Mapping[str, Module
             fresh_ids += part.token_ids
             fresh_positions += part_positions
             continue
-        keys, values = module_kv(model, modules[part.key])
         cut = slice(part.rows.start, part.rows.end)
-        rows.append(
-            ([move(model, k[:, cut], part.shift) for k in keys], [v[:, cut] for v in values])
-        )
+        layers = zip(*module_kv(model, modules[part.key]), strict=True)
+        moved = [
+            move(model, layer, keys[:, cut], values[:, cut], part.shift)
+            for layer, (keys, values) in enumerate(layers)
+        ]
+        rows.append(([keys for keys, _ in moved], [values for _, values in moved]))
         positions += part_positions
     cache = DynamicCache()
     num_layers = model.config.num_hidden_layers
@@ -105,34 +109,59 @@ def assembled_logits(model: Any, plan: RequestPlan, modules: Mapping[str, Module
             torch.cat([values[layer] for _, values in rows], dim=1)[None],
             layer,
         )
-    mask = _causal_by_position(fresh_positions, [*positions, *fresh_positions])
-    return _forward(model, fresh_ids, fresh_positions, mask, cache)[-1]
+    keys_at = [*positions, *fresh_positions]
+    mask = _causal_by_position(fresh_positions, keys_at)
+    return _forward(
+        model, fresh_ids, fresh_positions, mask, cache=cache, cached_position_ids=positions
+    )[-1]
 
 
 def module_kv(model: Any, module: Module) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     """KV of a module, computed with its context in one stock forward pass.
 
     Returns:
-        Keys and values per layer, each ``[num_kv_heads, num_tokens, head_dim]``.
+        Keys and values per layer, each ``[num_kv_heads, num_tokens, head_dim]``; with multi-head
+        latent attention what the stock cache holds: the latents and the rotated channels.
     """
     ids = (*module.context_ids, *module.token_ids)
     own = range(module.start, module.start + len(module.token_ids))
     positions = (*module.context_positions, *own)
     cache = DynamicCache()
-    _forward(model, ids, positions, _causal_by_position(positions, positions), cache)
+    _forward(model, ids, positions, _causal_by_position(positions, positions), cache=cache)
     skip = len(module.context_ids)
     layers = [cache.layers[index] for index in range(model.config.num_hidden_layers)]
     return [la.keys[0][:, skip:] for la in layers], [la.values[0][:, skip:] for la in layers]
 
 
-def move(model: Any, keys: torch.Tensor, shift: int) -> torch.Tensor:
-    """Keys turned by ``shift`` position IDs as complex numbers in float64 (half-split pairs)."""
-    inv_freq = next(b for n, b in model.named_buffers() if n.endswith("inv_freq")).double()
-    half = inv_freq.shape[0]
-    pairs = torch.complex(keys[..., :half].double(), keys[..., half : 2 * half].double())
-    pairs = pairs * torch.polar(torch.ones_like(inv_freq), inv_freq * shift)
-    turned = torch.cat((pairs.real, pairs.imag), dim=-1).to(keys.dtype)
-    return torch.cat((turned, keys[..., 2 * half :]), dim=-1)
+def move(
+    model: Any, layer: int, keys: torch.Tensor, values: torch.Tensor, shift: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Keys and values of a layer as they stand ``shift`` position IDs from where they were."""
+    inv_freq = frequencies(model, layer) if shift else None
+    if inv_freq is None:
+        return keys, values
+    if has_latent_cache(model, keys):
+        return keys, _turned(model, values, inv_freq * shift, first=0)
+    has_trailing = getattr(model.config, "qk_rope_head_dim", None)
+    first = keys.shape[-1] - 2 * inv_freq.shape[0] if has_trailing else 0
+    return _turned(model, keys, inv_freq * shift, first=first), values
+
+
+def _turned(model: Any, states: torch.Tensor, angles: torch.Tensor, *, first: int) -> torch.Tensor:
+    """States whose pairs of channels, from channel ``first`` on, are turned in float64."""
+    before, rotary, behind = states.split(
+        (first, 2 * angles.shape[0], states.shape[-1] - first - 2 * angles.shape[0]), dim=-1
+    )
+    if is_interleaved(model):
+        real, imag = rotary.double()[..., ::2], rotary.double()[..., 1::2]
+    else:
+        real, imag = rotary.double().chunk(2, dim=-1)
+    pairs = torch.complex(real, imag) * torch.polar(torch.ones_like(angles), angles)
+    if is_interleaved(model):
+        turned = torch.stack((pairs.real, pairs.imag), dim=-1).flatten(-2)
+    else:
+        turned = torch.cat((pairs.real, pairs.imag), dim=-1)
+    return torch.cat((before, turned.to(states.dtype), behind), dim=-1)
 
 
 def _causal_by_position(queries: Sequence[int], keys: Sequence[int]) -> torch.Tensor:
@@ -144,14 +173,21 @@ def _forward(
     token_ids: Sequence[int],
     position_ids: Sequence[int],
     mask: torch.Tensor,
+    *,
     cache: DynamicCache | None = None,
+    cached_position_ids: Sequence[int] = (),
 ) -> torch.Tensor:
     names = inspect.signature(type(model).forward).parameters
     carrier = "cache" if "cache" in names else "past_key_values"
-    with torch.no_grad():
+    arguments: dict[str, Any] = {} if cache is None else {carrier: cache, "use_cache": True}
+    if "position_ids" in names:
+        arguments["position_ids"] = torch.tensor([list(position_ids)])
+    with (
+        torch.no_grad(),
+        attending(model, position_ids, (*cached_position_ids, *position_ids), mask),
+    ):
         return model(
             input_ids=torch.tensor([list(token_ids)]),
-            position_ids=torch.tensor([list(position_ids)]),
-            attention_mask=mask[None, None],
-            **({} if cache is None else {carrier: cache, "use_cache": True}),
+            attention_mask=torch.ones(1, mask.shape[1], dtype=torch.long),
+            **arguments,
         ).logits[0]

@@ -14,6 +14,8 @@ from pc_rag.types import Fingerprint, Span, StorageDtype, Visibility
 from tests.support.reference import Module
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import torch
 
     from pc_rag.kv.entry import Entry
@@ -64,6 +66,19 @@ class Workbench:
         into = self.runner.pool.take(view.num_stored + view.tail.num_rows + 8)
         view.settle(into, self.runner.positions)
         return self.runner.decode(view, token_ids[-1], position_ids[-1])
+
+    def decode(
+        self, plan: RequestPlan, token_ids: Sequence[int], *, settle: bool
+    ) -> list[torch.Tensor]:
+        """Logits behind the plan, and behind each of the tokens that are decoded after it."""
+        view = assemble(plan, self.entries, self.runner, num_new_tokens=len(token_ids))
+        logits = [self.runner.prefill(view, *fresh_tokens(plan))]
+        if settle:
+            self.runner.settle(view, len(token_ids))
+        for position_id, token_id in enumerate(token_ids, plan.end):
+            logits.append(self.runner.decode(view, token_id, position_id))
+        self.runner.pool.give_back(view.tail)
+        return logits
 
 
 def cached(entry: Entry, *, start: int, rows: Span | None = None) -> Cached:

@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import pytest
 import torch
+import transformers
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
-from transformers import (
-    GPTNeoXConfig,
-    GPTNeoXForCausalLM,
-    LlamaConfig,
-    LlamaForCausalLM,
-    PreTrainedTokenizerFast,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-)
+from transformers import PreTrainedTokenizerFast
+
+from tests.support.architectures import ARCHITECTURES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from transformers import PreTrainedModel
 
 FAMILIES = ("llama", "llama-mha", "llama-head-dim", "qwen3", "gpt_neox")
-"""Every family that ``tiny_model`` builds."""
+"""What tests use that need no more than some families; ``ARCHITECTURES`` has them all."""
 
 SPECIAL_TOKENS = ("<unk>", "<s>", "<|im_start|>", "<|im_end|>")
 """Ids 256 to 259; the first 256 ids are the bytes."""
@@ -89,12 +84,12 @@ def tiny_tokenizer(
 
 
 def tiny_config(family: str, **changes: Any) -> Any:
-    """The configuration of a tiny model; ``changes`` override its fields."""
+    """The configuration of a tiny model; ``changes`` override its fields, by their common names."""
     common = {
         "vocab_size": VOCAB_SIZE,
         "hidden_size": 64,
         "intermediate_size": 128,
-        "num_hidden_layers": 3,
+        "num_hidden_layers": 2,
         "num_attention_heads": 4,
         "max_position_embeddings": MAX_POSITIONS,
         "initializer_range": 0.2,  # large, so that logits depend on what is attended
@@ -103,21 +98,19 @@ def tiny_config(family: str, **changes: Any) -> Any:
         "pad_token_id": None,
         "tie_word_embeddings": False,
     }
-    build: dict[str, Callable[..., Any]] = {
-        "llama": partial(LlamaConfig, num_key_value_heads=2),
-        "llama-mha": partial(LlamaConfig, num_key_value_heads=4),
-        "llama-head-dim": partial(LlamaConfig, num_key_value_heads=2, head_dim=32),
-        "qwen3": partial(Qwen3Config, num_key_value_heads=2, head_dim=16),
-        "gpt_neox": partial(
-            GPTNeoXConfig,
-            rope_parameters={
-                "rope_type": "default",
-                "rope_theta": 10000.0,
-                "partial_rotary_factor": 0.25,
-            },
-        ),
-    }
-    return build[family](**(common | changes))
+    kind = _model_class(family).config_class
+    fields = common | dict(ARCHITECTURES[family].fields) | changes
+    if "layer_types" in fields:
+        fields["layer_types"] = list(fields["layer_types"])[: fields["num_hidden_layers"]]
+    return kind(**{kind.attribute_map.get(name, name): value for name, value in fields.items()})
+
+
+def _model_class(family: str) -> Any:
+    name = ARCHITECTURES[family].model
+    kind = getattr(transformers, name, None)
+    if kind is None:
+        pytest.skip(f"transformers {transformers.__version__} has no {name}")
+    return kind
 
 
 def tiny_model(
@@ -131,17 +124,16 @@ def tiny_model(
     """A random model in eval mode, and its tokenizer.
 
     Args:
-        family: One of ``FAMILIES``.
+        family: One of ``ARCHITECTURES``. The test is skipped where transformers has not got it.
         seed: The same seed gives the same weights; the global generator is left as it was.
         dtype: Numeric type of the weights.
         add_bos: The tokenizer puts one ``<s>`` before a text.
         changes: Fields of the configuration to override.
     """
     config = tiny_config(family, **changes)
-    kinds = {"llama": LlamaForCausalLM, "qwen3": Qwen3ForCausalLM, "gpt_neox": GPTNeoXForCausalLM}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = kinds[config.model_type](config)
+        model = _model_class(family)(config)
     for parameter in model.parameters():  # the buffers of rotary embeddings stay in float32
         parameter.data = parameter.data.to(dtype)
     model.config.dtype = dtype

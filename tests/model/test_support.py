@@ -21,7 +21,7 @@ from transformers import (
 )
 
 from pc_rag.errors import UnsupportedModelError
-from pc_rag.model.capability import check_supported
+from pc_rag.model.support import check_supported
 from tests.support.tiny_models import FAMILIES, tiny_config, tiny_model
 
 

@@ -1,0 +1,1 @@
+"""From a loaded model to proven positions: what its layers do is observed, names only propose."""

@@ -1,0 +1,154 @@
+"""Encoding a short text at several starts, and keeping what every layer does with it."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from pc_rag.errors import ModelError, UnsupportedModelError
+from pc_rag.model.buffer_pool import KVShape
+from pc_rag.model.detection.position_table import PositionTable, TableReads
+from pc_rag.model.detection.recording import CallRecorder, LayerCall
+from pc_rag.model.positions import Absent, uniform
+from pc_rag.model.runner import Runner
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
+    from pc_rag.model.frozen_rope import FrozenRope
+
+NUM_TOKENS = 8
+_SHIFTS = (37, 2039)
+"""Position IDs to move by: near, and far, where slow channels have turned too. Primes."""
+_TOLERANCES = {torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 8e-2}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Probe:
+    """A short text at several starts. All layers have one shape.
+
+    Attributes:
+        calls: Of each layer at position ID 0.
+        keys: Of all layers there, ``[num_layers, num_kv_heads, num_tokens, key_dim]``.
+        values: Alike.
+        moved: Keys and values at other starts, by start.
+    """
+
+    calls: tuple[LayerCall, ...]
+    keys: torch.Tensor
+    values: torch.Tensor
+    moved: dict[int, tuple[torch.Tensor, torch.Tensor]]
+
+    @property
+    def shape(self) -> KVShape:
+        """Geometry of the model's KV."""
+        num_layers, num_kv_heads, _, key_dim = self.keys.shape
+        return KVShape(num_layers, num_kv_heads, key_dim, self.values.shape[-1])
+
+
+def probe(
+    model: Any,  # noqa: ANN401 - transformers is untyped here
+    *,
+    max_position: int,
+    frozen: FrozenRope | None,
+) -> Probe:
+    """Run the probe text at several starts.
+
+    Args:
+        model: In evaluation mode; it is left as it was.
+        max_position: Position IDs that it can take.
+        frozen: Its frequencies, where they would change with the prompt.
+
+    Raises:
+        UnsupportedModelError: Not every layer attends through pc-rag, once, with one shape.
+    """
+    calls = _record(model, 0, frozen)
+    _check_alike(calls, type(model).__name__)
+    shifts = sorted({min(shift, max(max_position - NUM_TOKENS, 1)) for shift in _SHIFTS})
+    keys, values = _stacked(calls)
+    moved = {shift: _stacked(_record(model, shift, frozen)) for shift in shifts}
+    return Probe(calls, keys, values, moved)
+
+
+def find_tables(model: Any, probed: Probe, frozen: FrozenRope | None) -> set[PositionTable]:  # noqa: ANN401 - as above
+    """Tables that the model reads one row of for each position ID, at every start."""
+    found: list[set[PositionTable]] = []
+    for start in (0, *probed.moved):
+        reads = TableReads(start, NUM_TOKENS)
+        _record(model, start, frozen, reads)
+        found.append(reads.found)
+    return set.intersection(*found)
+
+
+def recording_runner(model: Any, frozen: FrozenRope | None) -> Runner:  # noqa: ANN401 - as above
+    """A runner for recorders: it knows the number of layers, and nothing else yet."""
+    num_layers = int(model.config.num_hidden_layers)
+    shape = KVShape(num_layers, 1, 1, 1)
+    return Runner(model, uniform(Absent(), num_layers), shape, frozen=frozen, pool_bytes=0)
+
+
+def probe_text(model: Any, num_tokens: int) -> torch.Tensor:  # noqa: ANN401 - as above
+    """``[1, num_tokens]`` token ids that differ."""
+    return torch.arange(1, num_tokens + 1).mul(17).remainder(model.config.vocab_size)[None]
+
+
+def relative_difference(ours: torch.Tensor, theirs: torch.Tensor) -> float:
+    """Largest difference relative to the largest magnitude; infinite where not a number."""
+    scale = theirs.float().abs().max().clamp_min(1e-6)
+    difference = ((ours.float() - theirs.float()).abs().max() / scale).item()
+    return difference if difference == difference else float("inf")  # noqa: PLR0124 - NaN test
+
+
+def tolerance_of(dtype: torch.dtype) -> float:
+    """Largest difference that rounding explains, relative to the largest number."""
+    return _TOLERANCES.get(dtype, _TOLERANCES[torch.bfloat16])
+
+
+def _record(
+    model: Any,  # noqa: ANN401 - as above
+    start: int,
+    frozen: FrozenRope | None,
+    watching: AbstractContextManager[Any] | None = None,
+) -> tuple[LayerCall, ...]:
+    recorder = CallRecorder()
+    positions = torch.arange(start, start + NUM_TOKENS)[None]
+    try:
+        with watching or nullcontext():
+            recording_runner(model, frozen).run_pass(
+                recorder, probe_text(model, NUM_TOKENS), positions, logits_behind=None
+            )
+    except ModelError as error:
+        raise UnsupportedModelError(str(error), type(model).__name__, "attention") from error
+    layers = sorted(recorder.calls)
+    if layers != list(range(recorder.num_layers_served)):
+        raise UnsupportedModelError(
+            f"{type(model).__name__}: its {recorder.num_layers_served} calls of attention name the "
+            f"layers {layers}; each layer must attend once. Use another model",
+            type(model).__name__,
+            "attention in every layer",
+        )
+    return tuple(recorder.calls[layer] for layer in layers)
+
+
+def _check_alike(calls: tuple[LayerCall, ...], architecture: str) -> None:
+    for layer, call in enumerate(calls):
+        if call.shape != calls[0].shape:
+            raise UnsupportedModelError(
+                f"{architecture}: layer {layer} has {_described(call)}, layer 0 has "
+                f"{_described(calls[0])}. Entries hold the KV of all layers in one tensor; use a "
+                "model whose layers are alike",
+                architecture,
+                "layers of one shape",
+            )
+
+
+def _described(call: LayerCall) -> str:
+    num_heads, num_kv_heads, key_dim, value_dim = call.shape
+    return f"{num_heads} query and {num_kv_heads} KV heads of {key_dim} and {value_dim} channels"
+
+
+def _stacked(calls: tuple[LayerCall, ...]) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.stack([call.keys for call in calls]), torch.stack([call.values for call in calls])

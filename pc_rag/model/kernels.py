@@ -1,0 +1,144 @@
+"""Attention over one piece of KV by a kernel that also gives the log-sum-exp."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch.nn import functional
+
+_BLOCK_ROWS = 512
+"""Queries per block where scores are materialised, so that memory stays bounded."""
+
+_flash_on_cpu = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default  # noqa: SLF001 - the public function drops the log-sum-exp
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Scoring:
+    """How a layer makes weights of products of queries and keys.
+
+    Attributes:
+        scaling: Factor on the scores.
+        softcap: Where given, scores become ``softcap * tanh(score / softcap)``.
+        sinks: ``[num_heads]``: logits that every query weighs against its scores, with no value
+            behind them.
+    """
+
+    scaling: float
+    softcap: float | None = None
+    sinks: torch.Tensor | None = None
+
+
+def attend_piece(
+    queries: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    *,
+    scaling: float,
+    is_causal: bool = False,
+    mask: torch.Tensor | None = None,
+    softcap: float | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Attention over one piece of KV, with the log-sum-exp that merging needs.
+
+    Args:
+        queries: ``[batch_size, num_heads, num_queries, head_dim]``.
+        keys: ``[batch_size or 1, num_heads, num_keys, head_dim]``; any strides.
+        values: ``[batch_size or 1, num_heads, num_keys, value_dim]``.
+        scaling: Factor on the scores.
+        is_causal: Whether query ``i`` sees keys up to ``i`` only.
+        mask: Added to the scores, ``[batch_size or 1, num_heads or 1, num_queries or 1, num_keys]``
+            in float32 or the dtype of ``queries``: minus infinity where a query does not see a key.
+            Keys and values must be finite there, too. A query that sees nothing at all comes out
+            as the kernel likes; see ``seen_or_nothing``.
+        softcap: Where given, scores are ``softcap * tanh(score / softcap)`` before the mask.
+
+    Returns:
+        Output ``[batch_size, num_heads, num_queries, value_dim]`` and log-sum-exp
+        ``[batch_size, num_heads, num_queries]`` in float32.
+    """
+    if keys.shape[0] != queries.shape[0]:
+        keys = keys.expand(queries.shape[0], -1, -1, -1)
+        values = values.expand(queries.shape[0], -1, -1, -1)
+    if softcap is None and queries.device.type == "cpu":
+        key_dim, value_dim = keys.shape[-1], values.shape[-1]
+        if key_dim == value_dim:
+            out, lse = _flash_on_cpu(
+                queries, keys, values, 0.0, is_causal, attn_mask=mask, scale=scaling
+            )
+            return out, lse
+        if value_dim < key_dim and queries.shape[2] > 1:
+            # Copying the values costs less than materialised scores do, but for a lone query.
+            padded = functional.pad(values, (0, key_dim - value_dim))
+            out, lse = _flash_on_cpu(
+                queries, keys, padded, 0.0, is_causal, attn_mask=mask, scale=scaling
+            )
+            return out[..., :value_dim], lse
+    return attend_by_blocks(
+        queries, keys, values, scaling=scaling, is_causal=is_causal, mask=mask, softcap=softcap
+    )
+
+
+def attend_by_blocks(
+    queries: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    *,
+    scaling: float,
+    is_causal: bool = False,
+    mask: torch.Tensor | None = None,
+    softcap: float | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """``attend_piece`` for every device: scores are materialised, a block of queries at a time."""
+    dtype = queries.dtype
+    if queries.device.type == "cpu":  # whose matrix products are slow in less than 32 bits
+        queries, keys, values = (x.to(torch.float32) for x in (queries, keys, values))
+    outs, lses = [], []
+    for start in range(0, queries.shape[2], _BLOCK_ROWS):
+        rows = slice(start, start + _BLOCK_ROWS)
+        block = queries[:, :, rows]
+        scores = (block @ keys.transpose(-1, -2)).to(torch.float32) * scaling
+        if softcap is not None:
+            scores = (scores / softcap).tanh_() * softcap
+        if is_causal:
+            row = torch.arange(start, start + block.shape[2], device=queries.device)
+            column = torch.arange(keys.shape[2], device=queries.device)
+            scores = scores.masked_fill(column > row[:, None], float("-inf"))
+        if mask is not None:
+            scores = scores + (mask[:, :, rows] if mask.shape[2] > 1 else mask)
+        lse = scores.logsumexp(dim=-1)
+        outs.append(((scores - lse[..., None]).exp().to(values.dtype) @ values).to(dtype))
+        lses.append(lse)
+    return torch.cat(outs, dim=2), torch.cat(lses, dim=2)
+
+
+def seen_or_nothing(
+    out: torch.Tensor, lse: torch.Tensor, sees_nothing: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Output 0 and log-sum-exp minus infinity for queries that see no key at all.
+
+    Kernels disagree about them, or give NaN.
+
+    Args:
+        out: ``[batch_size, num_heads, num_queries, value_dim]``.
+        lse: ``[batch_size, num_heads, num_queries]``.
+        sees_nothing: Which queries, of a shape that broadcasts to that of ``lse``.
+    """
+    return out.masked_fill(sees_nothing[..., None], 0), lse.masked_fill(sees_nothing, float("-inf"))
+
+
+def weigh_sinks(out: torch.Tensor, lse: torch.Tensor, sinks: torch.Tensor) -> torch.Tensor:
+    """The output where every query also weighs a logit that no value belongs to.
+
+    Args:
+        out: ``[..., value_dim]``, of all that the query sees.
+        lse: ``[...]``, its log-sum-exp.
+        sinks: The logits, of a shape that broadcasts to that of ``lse``.
+    """
+    return (out * torch.sigmoid(lse - sinks)[..., None]).to(out.dtype)
+
+
+def repeat_heads(states: torch.Tensor, num_heads: int) -> torch.Tensor:
+    """``[batch, num_kv_heads, ...]`` repeated to ``num_heads`` heads."""
+    group_size = num_heads // states.shape[1]
+    return states if group_size == 1 else states.repeat_interleave(group_size, dim=1)
