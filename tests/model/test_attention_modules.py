@@ -23,7 +23,7 @@ IDS = torch.tensor([[5, 17, 3, 80, 41, 9, 66, 23], [12, 7, 55, 5, 31, 90, 8, 44]
 def run(model, spec, ids=IDS, *, start=0, kept=None):
     """Logits of a pass over ``ids`` alone, and the pass."""
     running = DensePass(spec.positions)
-    logits = Runner(model, spec.positions, pool_bytes=0).run_pass(
+    logits = Runner(model, spec.positions, spec.shape, pool_bytes=0).run_pass(
         running,
         ids,
         torch.arange(start, start + ids.shape[1])[None],

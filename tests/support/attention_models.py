@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import transformers
 
+from pc_rag.model.buffer_pool import KVShape
 from pc_rag.model.positions import Absent, Alibi, LayerAttention, ModelPositions
 
 HIDDEN_SIZE = 32
@@ -40,6 +41,11 @@ class TinySpec:
         encoding = Absent() if self.slopes is None else Alibi(self.slopes)
         kinds = {window: LayerAttention(encoding, window) for window in self.windows}
         return ModelPositions(tuple(kinds[window] for window in self.windows))
+
+    @property
+    def shape(self) -> KVShape:
+        """What its layers are expected to hand on, where values are as wide as keys."""
+        return KVShape(len(self.windows), self.num_kv_heads, HEAD_DIM, HEAD_DIM)
 
 
 _NEW_FALCON = {"new_decoder_architecture": True, "num_kv_heads": 2}
