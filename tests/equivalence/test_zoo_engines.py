@@ -44,7 +44,7 @@ def test_answers_equal_those_of_generate_the_reference_and_a_batch(name):
         for labels, question, repair in (
             ("ab", "\nWho sat?", "none"),
             ("bca", "\nWhy?", "link:2"),
-            ("a", "\nWhat did the cat look at?", "none"),
+            ("a", "\nHow long was it closed?", "none"),
         )
     ]
     ingest(engine, requests[1])
