@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 _INTERLEAVED = frozenset({"cohere", "cohere2", "deepseek_v2", "gptj"})
 """Model types whose rotated pairs are neighbouring channels, as their papers have it."""
 
+_LEARNED = frozenset({"gpt2", "gpt_bigcode", "gpt_neo", "opt"})
+
 
 @contextmanager
 def attending(
@@ -95,11 +97,7 @@ def _local(module: Any, mask: torch.Tensor, distances: torch.Tensor) -> torch.Te
 
 
 def frequencies(model: Any, layer: int) -> torch.Tensor | None:
-    """Radians per position ID of a layer's rotated pairs, float64; ``None`` where none is rotated.
-
-    Raises:
-        NotImplementedError: The model's positions are learned, so nothing of it can move.
-    """
+    """Radians per position ID of a layer's rotated pairs, float64; ``None`` where none is."""
     config = model.config
     kinds = getattr(config, "layer_types", None)
     is_full = kinds is not None and kinds[layer] == "full_attention"
@@ -116,11 +114,13 @@ def frequencies(model: Any, layer: int) -> torch.Tensor | None:
         return buffers[f"{kinds[layer]}_inv_freq"].double()
     if "inv_freq" in buffers:
         return buffers["inv_freq"].double()
-    if config.model_type == "gptj":  # it holds sines and cosines instead
-        channels = torch.arange(0, config.rotary_dim, 2, dtype=torch.float64)
-        return 10000.0 ** (-channels / config.rotary_dim)
-    message = f"positions of {config.model_type} cannot be moved"
-    raise NotImplementedError(message)
+    channels = torch.arange(0, config.rotary_dim, 2, dtype=torch.float64)  # GPT-J: no buffer
+    return 10000.0 ** (-channels / config.rotary_dim)
+
+
+def has_learned_positions(model: Any) -> bool:
+    """Whether positions are rows of a table, added to the embeddings."""
+    return model.config.model_type in _LEARNED
 
 
 def is_interleaved(model: Any) -> bool:
