@@ -75,6 +75,7 @@ FOREIGN = {
         {"attention_types": [[["global", "local"], 1]], "window_size": 4},
         windows=(None, 4),
     ),
+    "xglm": TinySpec("XGLM", {"ffn_dim": 48, "init_std": 0.3}),
 }
 """Architectures that do not call transformers' attention interface."""
 
@@ -158,6 +159,7 @@ _SIZES = {
 _OTHER_NAMES = {
     "Bloom": ("hidden_size", "n_layer", "n_head", None, None),
     "Mpt": ("d_model", "n_layers", "n_heads", None, None),
+    "XGLM": ("d_model", "num_layers", "attention_heads", None, "max_position_embeddings"),
     "GPTNeo": ("hidden_size", "num_layers", "num_heads", None, "max_position_embeddings"),
     "GPT2": ("n_embd", "n_layer", "n_head", "n_inner", "n_positions"),
     "GPTBigCode": ("n_embd", "n_layer", "n_head", "n_inner", "n_positions"),
