@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from pc_rag.config import EngineConfig
-from pc_rag.engine.pinning import pinned
+from pc_rag.engine import EntryRecipe, Request
+from pc_rag.engine.anchoring import anchored
 from pc_rag.errors import LayoutError
-from pc_rag.layout.plan import FreshKind, RequestPlan
+from pc_rag.layout.plan import Cached, Fresh, FreshKind, RequestPlan
 from pc_rag.model.sampling import GenerationConfig
 from pc_rag.pml import parse_prompt
 from pc_rag.types import HitKind, MissReason, PositionPolicy, Span, Tier, Visibility
@@ -25,6 +26,7 @@ from tests.support.engines import (
     reference_ids,
     tiny_engine,
 )
+from tests.support.kv import make_address
 from tests.support.reference import Module, module_kv
 from tests.support.schemas import config_of, policies
 
@@ -65,7 +67,7 @@ def test_e2_moved_chunks_give_the_reference_at_their_new_starts(family, policy):
     """E2: every module as stock transformers encodes it where it stands in the prompt."""
     engine = tiny_engine(family, config=NO_PREFIX_CACHE)
     request = chunk_request(engine, ["a", "b", "c"], policy=policy, slot_tokens=80)
-    here = pinned(request, max_position=engine.max_position)
+    here = anchored(request, max_position=engine.max_position)
     assert [part.shift for part in here.plan.cached] == [0] * 4
     assert (here.plan.token_ids, here.plan.position_ids) == (
         request.plan.token_ids,
@@ -78,7 +80,7 @@ def test_e2_moved_chunks_give_the_reference_at_their_new_starts(family, policy):
 def test_e6_entry_is_the_one_that_is_encoded_there_directly(gpt2):
     """Its key is that of the address, and its KV what stock transformers computes at that start."""
     request = chunk_request(gpt2, ["a", "b"])
-    here = pinned(request, max_position=gpt2.max_position)
+    here = anchored(request, max_position=gpt2.max_position)
     gpt2.generate(request, SHORT)
     part = here.plan.cached[-1]
     prefix = gpt2.loaded.tokenizer.encode_text(PREFIX)
@@ -118,7 +120,7 @@ def test_second_request_hits_when_a_chunk_stands_there_again():
 def test_chunk_is_read_at_both_starts_when_it_stands_twice(gpt2):
     """Two places are two entries of one text."""
     request = chunk_request(gpt2, ["a", "b", "a"])
-    here = pinned(request, max_position=gpt2.max_position)
+    here = anchored(request, max_position=gpt2.max_position)
     first, last = (part for part in here.plan.cached if part.label == "a")
     assert first.key != last.key
     assert gpt2.generate(request, SHORT).token_ids == reference_ids(gpt2, here, 6)
@@ -187,7 +189,7 @@ def test_part_is_computed_when_its_context_cannot_stand_before_it():
     near = (replace(p, span=Span(p.span.start - by, p.span.end - by)) for p in parts)
     plan = RequestPlan(tuple(near))
     request = replace(known, plan=plan)
-    here = pinned(request, max_position=engine.max_position)
+    here = anchored(request, max_position=engine.max_position)
     assert here.plan.fresh[0].kind is FreshKind.UNPLACED
     answer = engine.generate(request, SHORT)
     assert misses(answer.metrics)["a"] is MissReason.UNPLACED
@@ -203,7 +205,7 @@ def test_repaired_chunk_is_one_module_when_it_moved(gpt2):
     for _ in range(2):
         answer = gpt2.generate(request, SHORT)
     assert [label for label, _ in hits(answer)] == ["prefix", "a", "b", "c"]
-    here = pinned(request, max_position=gpt2.max_position)
+    here = anchored(request, max_position=gpt2.max_position)
     assert here.plan.num_repaired_tokens == 8
     assert answer.token_ids == reference_ids(gpt2, here, 6)
     assert gpt2.generate(request, SHORT, reuse=False).metrics.prompt_tokens == here.plan.num_tokens
@@ -229,7 +231,7 @@ def test_reopened_store_hits_at_every_start(tmp_path):
             answer = engine.generate(request, SHORT)
             assert {use.tier for use in answer.metrics.modules} == {Tier.DISK if round_ else None}
             address = request.recipes[request.plan.cached[1].key].address
-            here = pinned(request, max_position=engine.max_position)
+            here = anchored(request, max_position=engine.max_position)
             expected = [part.span.start for part in here.plan.cached if part.label == "a"]
             assert list(engine.store.starts(address)) == expected
 
@@ -268,31 +270,74 @@ def test_head_is_computed_when_its_whole_chunk_does_not_end_within_the_positions
     request = chunk_request(engine, ["a", "b", "c"])
     last = request.plan.cached[-1]
     for limit, num_unplaced in ((last.span.end, 0), (last.span.end - 1, 1)):
-        here = pinned(request, max_position=limit)
+        here = anchored(request, max_position=limit)
         unplaced = [part for part in here.plan.fresh if part.kind is FreshKind.UNPLACED]
         assert len(unplaced) == num_unplaced
 
 
-def test_entry_is_refused_with_numbers_when_it_lies_beyond_the_positions():
-    """Encoding it would read behind the end of the learned table."""
-    engine = tiny_engine("gpt2", config=NO_PREFIX_CACHE, max_position_embeddings=60)
-    request = chunk_request(engine, ["c"])
-    with pytest.raises(LayoutError, match=r"60 tokens.*position ID 25.* to 85.* 60"):
-        ingest(engine, request)
+@pytest.mark.parametrize("family", FIXED)
+def test_entry_is_refused_with_numbers_when_it_lies_beyond_the_positions(family):
+    """It may end at the last position; behind that it would be read beyond the learned table."""
+    end = len(PREFIX) + len(CHUNKS["c"])
+    engine = tiny_engine(family, max_position_embeddings=end)
+    ingest(engine, chunk_request(engine, ["b", "c"]))
+    engine = tiny_engine(family, max_position_embeddings=end - 1)
+    with pytest.raises(LayoutError, match=rf"60 tokens.* ID 25.* to {end}.* {end - 1}"):
+        ingest(engine, chunk_request(engine, ["b", "c"]))
 
 
 def test_nothing_changes_when_no_part_is_moved(gpt2):
-    """The very same request, so that a pinned one can be pinned again."""
+    """The very same request, so that an anchored one can be anchored again."""
     request = chunk_request(gpt2, ["a"])
-    assert pinned(request, max_position=gpt2.max_position) is request
-    here = pinned(chunk_request(gpt2, ["a", "b"]), max_position=gpt2.max_position)
-    assert pinned(here, max_position=gpt2.max_position) is here
+    assert anchored(request, max_position=gpt2.max_position) is request
+    here = anchored(chunk_request(gpt2, ["a", "b"]), max_position=gpt2.max_position)
+    assert anchored(here, max_position=gpt2.max_position) is here
+
+
+def read_at(places):
+    """A request that reads addresses, each at a start; behind them one token."""
+    recipes, parts = {}, []
+    for address, context, start in places:
+        recipes[address.key] = EntryRecipe(address, context)
+        if start is not None:
+            parts.append(
+                Cached(
+                    label=str(address.token_ids[0]),
+                    key=address.key,
+                    token_ids=address.token_ids,
+                    span=Span(start, start + 8),
+                    rows=Span(0, 8),
+                    encoded_start=address.start,
+                )
+            )
+    end = parts[-1].span.end
+    plan = RequestPlan((*parts, Fresh(token_ids=(9,), span=Span(end, end + 1))))
+    return anchored(Request(plan=plan, recipes=recipes), max_position=100)
+
+
+@pytest.mark.parametrize(("stands", "is_read"), [(2, True), (3, False)])
+def test_part_is_computed_when_what_it_attended_would_overlap(stands, is_read):
+    """What is read stands where it stands, and what is not where it was encoded: in that order."""
+    seen, unseen, own = (make_address((n,) * 8, start=s) for n, s in ((1, 0), (2, 10), (3, 18)))
+    places = [(seen, (), stands), (unseen, (), None), (own, (seen.key, unseen.key), 20)]
+    here = read_at(places)
+    assert [part.label for part in here.plan.cached] == (["1", "3"] if is_read else ["1"])
+    if is_read:
+        context = here.recipes[here.plan.cached[1].key].context
+        assert [here.recipes[key].address.start for key in context] == [2, 10]
+
+
+def test_e6_entries_differ_when_what_they_attended_stood_elsewhere():
+    """One text at one start behind the same text at three starts: three entries."""
+    seen, own = make_address((1,) * 8, start=0), make_address((3,) * 8, start=18)
+    found = [read_at([(seen, (), at), (own, (seen.key,), 20)]).plan.cached[1] for at in (0, 1, 2)]
+    assert len({part.key for part in found}) == 3
 
 
 def test_module_visible_chunks_need_no_context(gpt2):
     """Under ``module`` a chunk can stand anywhere, whatever is before it."""
     request = chunk_request(gpt2, ["a", "b"], prefix="", question=QUESTION)
-    here = pinned(request, max_position=gpt2.max_position)
+    here = anchored(request, max_position=gpt2.max_position)
     part = here.plan.cached[-1]
     assert here.recipes[part.key].address.context.visibility is Visibility.MODULE
     assert len(part.token_ids) == len(CHUNKS["b"])
