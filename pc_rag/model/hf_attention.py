@@ -103,6 +103,11 @@ def own_attention(model: Any, running: RunningPass) -> Iterator[None]:  # noqa: 
             model.config._attn_implementation = before  # noqa: SLF001
 
 
+def implementation_of(model: Any) -> str:  # noqa: ANN401 - transformers is untyped here
+    """Which attention the model uses when pc-rag does not run it, by transformers' name."""
+    return str(model.config._attn_implementation)  # noqa: SLF001 - there is no public getter
+
+
 def _no_masks(model: Any) -> AbstractContextManager[None]:  # noqa: ANN401 - as above
     """In transformers 5.0 some architectures build masks for attention that it does not know."""
     parts = (model.base_model, getattr(model.base_model, "decoder", None))

@@ -20,21 +20,25 @@ from weakref import WeakKeyDictionary
 import torch
 import transformers
 
-from pc_rag import __version__
 from pc_rag.errors import ModelError, UnsupportedModelError
 from pc_rag.model.cache_folder import cache_folder, recall, remember
 from pc_rag.model.detection.own_attention import can_lower, own_logits
 from pc_rag.model.detection.probing import probe_text, relative_difference, tolerance_of
+from pc_rag.model.hf_attention import implementation_of
 from pc_rag.model.kv_view import KVView, Segment
 from pc_rag.model.positions import LayerAttention, ModelPositions
 from pc_rag.model.runner import Runner
 from pc_rag.types import Placement, Span
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from pc_rag.model.detect import Detection
     from pc_rag.model.kv_view import Tail
     from pc_rag.types import Fingerprint
 
+_VERSION = "self-check 1"
+"""Changes when what is compared does, or how pc-rag attends."""
 _NUM_STORED = 40
 _NUM_FRESH = 24
 _WINDOW = 16
@@ -106,21 +110,28 @@ def passed_check(
     Raises:
         UnsupportedModelError: See ``check_model``.
     """
-    implementation = model.config._attn_implementation  # noqa: SLF001 - there is no public getter
-    versions = (__version__, transformers.__version__, torch.__version__)
-    facts = (fingerprint, *versions, implementation, model.device.type)
+    versions = (_VERSION, transformers.__version__, torch.__version__)
+    facts = (fingerprint, *versions, implementation_of(model), model.device.type)
     signature = hashlib.sha256(repr(facts).encode()).hexdigest()
     passed = _PASSED.setdefault(model, {})
     if signature in passed:
         return passed[signature]
     memo = cache_folder() / "checks" / f"{signature}.json"
-    kept = recall(memo, signature) if is_kept else None
-    if kept is not None:
-        return SelfCheck.from_json(kept)
+    if is_kept and (kept := _recalled(memo, signature)) is not None:
+        return kept
     passed[signature] = check_model(model, found)
     if is_kept:
         remember(memo, signature, passed[signature].to_json())
     return passed[signature]
+
+
+def _recalled(memo: Path, signature: str) -> SelfCheck | None:
+    """A kept check; ``None`` where there is none that can be read."""
+    kept = recall(memo, signature)
+    try:
+        return None if kept is None else SelfCheck.from_json(kept)
+    except ValueError:
+        return None  # written by another version: the check is run again
 
 
 def check_model(model: Any, found: Detection) -> SelfCheck:  # noqa: ANN401 - transformers is untyped here
