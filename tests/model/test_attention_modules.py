@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from pc_rag.errors import ModelError
+from pc_rag.model.buffer_pool import KVShape
 from pc_rag.model.hf_attention import own_attention
 from pc_rag.model.runner import Runner
 from tests.support.attention_models import FOREIGN, HEAD_DIM, build
@@ -22,7 +23,9 @@ IDS = torch.tensor([[5, 17, 3, 80, 41, 9, 66, 23], [12, 7, 55, 5, 31, 90, 8, 44]
 def run(model, spec, ids=IDS, *, start=0, kept=None):
     """Logits of a pass over ``ids`` alone, and the pass."""
     running = DensePass(spec.positions)
-    logits = Runner(model, spec.positions, pool_bytes=0).run_pass(
+    logits = Runner(
+        model, spec.positions, KVShape(len(spec.positions.layers), 1, 1, 1), pool_bytes=0
+    ).run_pass(
         running,
         ids,
         torch.arange(start, start + ids.shape[1])[None],
