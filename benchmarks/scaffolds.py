@@ -29,12 +29,9 @@ paragraphs, which the intervals (95 %, bootstrap over questions) do not account 
 from __future__ import annotations
 
 import argparse
-import collections
 import json
 import os
 import platform
-import re
-import string
 import sys
 from contextlib import ExitStack
 from pathlib import Path
@@ -42,10 +39,18 @@ from typing import TYPE_CHECKING, Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
-import numpy as np
 import torch
 import transformers
 from scaffold_questions import Question, synthetic_questions, xquad_questions
+from scoring import (
+    SEED,
+    default_xquad,
+    f1,
+    first_sentence,
+    interval,
+    kl_divergence,
+    normalised,
+)
 
 from pc_rag.config import EngineConfig
 from pc_rag.corpus import Corpus, Document, PromptFormat, chunk_id_of
@@ -63,7 +68,6 @@ if TYPE_CHECKING:
     Scores = dict[str, dict[str, float]]
     """By arm: what it is scored by."""
 
-SEED = 11
 ARMS = ("module", "prefix", "scaffold", "full")
 PLACES = ("first", "behind")
 PROMPT_FORMAT = PromptFormat(
@@ -71,21 +75,7 @@ PROMPT_FORMAT = PromptFormat(
 )
 LEAD = "The answer is:"
 """Begins every answer, in all arms: small models would begin with anything but the answer."""
-NUM_RESAMPLES = 2000
 EXACT_KL = 1e-4
-
-
-def normalised(text: str) -> list[str]:
-    """Words as SQuAD compares them: lower case, without punctuation and articles."""
-    bare = "".join(each for each in text.lower() if each not in string.punctuation)
-    return re.sub(r"\b(a|an|the)\b", " ", bare).split()
-
-
-def f1(answer: str, right: str) -> float:
-    """Harmonic mean of precision and recall over words."""
-    given, wanted = normalised(answer), normalised(right)
-    num_common = sum((collections.Counter(given) & collections.Counter(wanted)).values())
-    return 2 * num_common / (len(given) + len(wanted)) if num_common else 0.0
 
 
 class Bench:
@@ -179,7 +169,7 @@ class Bench:
             if number < len(right) - 1:
                 logits = runner.decode(view, token_id, plan.end + number)
         runner.pool.give_back(view.tail)
-        answer = re.split(r"\n|\.(?:\s|$)", tokenizer.decode(given).lstrip())[0]
+        answer = first_sentence(tokenizer.decode(given))
         return first, {
             "exact_match": float(
                 any(normalised(answer) == normalised(r) for r in question.answers)
@@ -187,27 +177,6 @@ class Bench:
             "f1": max(f1(answer, each) for each in question.answers),
             "log_probability": log_probability,
         }
-
-
-def kl_divergence(reference: torch.Tensor, logits: torch.Tensor) -> float:
-    """KL divergence of a distribution from the reference's, nats."""
-    wanted = torch.log_softmax(reference.double(), dim=-1)
-    given = torch.log_softmax(logits.double(), dim=-1)
-    return float((wanted.exp() * (wanted - given)).sum())
-
-
-def interval(values: Sequence[float]) -> dict[str, float]:
-    """Mean, median and the mean's 95 % interval by bootstrap."""
-    array = np.asarray(values)
-    rng = np.random.default_rng(SEED)
-    means = array[rng.integers(len(array), size=(NUM_RESAMPLES, len(array)))].mean(axis=1)
-    low, high = np.percentile(means, [2.5, 97.5])
-    return {
-        "mean": float(array.mean()),
-        "low": float(low),
-        "high": float(high),
-        "median": float(np.median(array)),
-    }
 
 
 def summary(scores: Sequence[Scores]) -> dict[str, Any]:
@@ -268,14 +237,6 @@ def print_table(results: Sequence[dict[str, Any]]) -> None:
 def _cell(each: Mapping[str, float], factor: float, digits: int) -> str:
     low, high = each["low"] * factor, each["high"] * factor
     return f"{each['mean'] * factor:.{digits}f} [{low:.{digits}f}, {high:.{digits}f}]"
-
-
-def default_xquad() -> Path | None:
-    """The file in a folder ``shared/data`` above the repository."""
-    places = (
-        each / "shared" / "data" / "xquad.en.json" for each in Path(__file__).resolve().parents
-    )
-    return next((place for place in places if place.is_file()), None)
 
 
 def main() -> None:
