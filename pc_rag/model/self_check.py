@@ -20,10 +20,11 @@ from weakref import WeakKeyDictionary
 import torch
 import transformers
 
-from pc_rag.errors import ModelError, UnsupportedModelError
+from pc_rag.errors import UnsupportedModelError
+from pc_rag.model.attention import AttentionPass
 from pc_rag.model.cache_folder import cache_folder, recall, remember
 from pc_rag.model.detection.own_attention import can_lower, own_logits
-from pc_rag.model.detection.probing import probe_text, relative_difference, tolerance_of
+from pc_rag.model.detection.probing import probe_text, refused, relative_difference, tolerance_of
 from pc_rag.model.hf_attention import implementation_of
 from pc_rag.model.kv_view import KVView, Segment
 from pc_rag.model.positions import LayerAttention, ModelPositions
@@ -57,7 +58,7 @@ _PASSED: WeakKeyDictionary[Any, dict[str, SelfCheck]] = WeakKeyDictionary()
 class SelfCheck:
     """How far a model's stored and moved KV was from what the model computes by itself.
 
-    Differences are the largest one relative to the largest number.
+    Differences are relative to the largest number; see ``relative_difference``.
 
     Attributes:
         placed_difference: Of keys and values placed, to those encoded there.
@@ -149,19 +150,16 @@ def check_model(model: Any, found: Detection) -> SelfCheck:  # noqa: ANN401 - tr
     positions = _with_windows(found.positions, text.lowered)
     runner = Runner(model, positions, found.shape, frozen=found.frozen, pool_bytes=0)
     tolerance = tolerance_of(model.dtype)
-    try:
+    with refused(model):
         placed, stored = _placed(runner, text)
         if not placed <= tolerance:
             raise _failed(name, "position encoding", _PLACED, placed, tolerance)
         ours = _logits_over(runner, text, stored)
         own = own_logits(
-            model, text.token_ids, num_last=2, frozen=found.frozen, window=text.lowered
-        )
-    except UnsupportedModelError:
-        raise
-    except ModelError as error:
-        raise UnsupportedModelError(str(error), name, "attention") from error
-    difference = relative_difference(ours, own)
+            model, text.token_ids, num_last=ours.shape[1], frozen=found.frozen,
+            window=text.lowered,
+        )  # fmt: skip
+    difference = float(relative_difference(ours, own))
     if not difference <= tolerance:
         raise _failed(name, "attention", _OWN, difference, tolerance)
     return SelfCheck(
@@ -252,7 +250,7 @@ def _placed(runner: Runner, text: _Text) -> tuple[float, Segment]:
     there = _encode(runner, text, start=0)
     placed = runner.positions.place(here.keys[:, 0], -text.start)
     num_stored = text.num_stored
-    difference = max(
+    differences = torch.maximum(
         relative_difference(placed[:, :, :num_stored], there.keys[:, 0, :, :num_stored]),
         relative_difference(here.values[:, 0, :, :num_stored], there.values[:, 0, :, :num_stored]),
     )
@@ -260,7 +258,7 @@ def _placed(runner: Runner, text: _Text) -> tuple[float, Segment]:
     segment = Segment(
         here.keys[:, 0, :, rows], here.values[:, 0, :, rows], Span(0, num_stored), -text.start
     )
-    return difference, segment
+    return float(differences.max()), segment
 
 
 def _encode(runner: Runner, text: _Text, *, start: int) -> Tail:
@@ -274,9 +272,17 @@ def _encode(runner: Runner, text: _Text, *, start: int) -> Tail:
 
 
 def _logits_over(runner: Runner, text: _Text, stored: Segment) -> torch.Tensor:
-    """Logits of the last two tokens, ``[2, vocab_size]``: one is prefilled, one decoded."""
-    ids = text.token_ids[0].tolist()
-    last = len(ids) - 1
-    view = KVView((stored,), runner.pool.take(len(ids)))
-    prefilled = runner.prefill(view, ids[text.num_stored : last], range(text.num_stored, last))
-    return torch.stack((prefilled, runner.decode(view, ids[last], last)))
+    """Logits of the fresh tokens, ``[1, num_fresh, vocab_size]``; the last token is decoded."""
+    last = text.token_ids.shape[1] - 1
+    position_ids = list(range(text.num_stored, last))
+    view = KVView((stored,), runner.pool.take(len(position_ids) + 1))
+    view.tail.reserve(len(position_ids))
+    prefilled = runner.run_pass(
+        AttentionPass(view, runner.positions, position_ids),
+        text.token_ids[:, position_ids],
+        torch.tensor([position_ids]),
+        logits_behind=torch.arange(len(position_ids)),
+    )
+    view.tail.num_rows += len(position_ids)
+    decoded = runner.decode(view, int(text.token_ids[0, last]), last)
+    return torch.cat((prefilled, decoded[None, None].to(prefilled.dtype)), dim=1)
