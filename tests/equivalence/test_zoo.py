@@ -13,7 +13,7 @@ from pc_rag.types import Placement, Span
 from tests.support.architectures import ARCHITECTURES, WINDOW
 from tests.support.reference import assembled_logits, full_logits, masked_logits
 from tests.support.requests import Workbench, cached
-from tests.support.tiny_models import skip_where_refused, tiny_model
+from tests.support.tiny_models import tiny_model
 
 PREFIX = tuple(range(10, 27))
 CHUNKS = (tuple(range(40, 71)), tuple(range(90, 103)), tuple(range(120, 145)))
@@ -27,7 +27,6 @@ every_architecture = pytest.mark.parametrize("name", ARCHITECTURES)
 
 @cache
 def bench_of(name):
-    skip_where_refused(name)
     return Workbench(tiny_model(name)[0])
 
 

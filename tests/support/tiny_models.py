@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -112,13 +111,6 @@ def _model_class(family: str) -> Any:
     if kind is None:
         pytest.skip(f"transformers {transformers.__version__} has no {name}")
     return kind
-
-
-def skip_where_refused(family: str) -> None:
-    """Skip a test where this version of transformers has code that pc-rag refuses by its name."""
-    modeling = sys.modules[_model_class(family).__module__]
-    if family == "gptj" and not hasattr(modeling, "ALL_ATTENTION_FUNCTIONS"):
-        pytest.skip(f"GPT-J of transformers {transformers.__version__} has an attention of its own")
 
 
 def tiny_model(
