@@ -131,8 +131,8 @@ def tiny_model(
     """A random model in eval mode, and its tokenizer.
 
     Args:
-        family: One of ``ARCHITECTURES``. The test is skipped, with the reason, where this version of
-            transformers has not got it.
+        family: One of ``ARCHITECTURES``. The test is skipped, with the reason, where this
+            version of transformers has not got it.
         seed: The same seed gives the same weights; the global generator is left as it was.
         dtype: Numeric type of the weights.
         add_bos: The tokenizer puts one ``<s>`` before a text.
