@@ -211,7 +211,7 @@ def test_repaired_chunk_is_one_module_when_it_moved(gpt2):
     assert gpt2.generate(request, SHORT, reuse=False).metrics.prompt_tokens == here.plan.num_tokens
 
 
-@pytest.mark.parametrize("family", ["gpt2", "opt"])
+@pytest.mark.parametrize("family", FIXED)
 @pytest.mark.parametrize("share", [True, False])
 def test_batch_gives_what_each_prompt_gives_alone(family, share):
     """Members that read a chunk at one start share its entry; others have their own."""
