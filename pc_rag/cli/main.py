@@ -13,6 +13,7 @@ from pc_rag.cli.demo import demo
 from pc_rag.cli.edge import Edge
 from pc_rag.cli.gc import gc
 from pc_rag.cli.index import index
+from pc_rag.cli.models import models
 from pc_rag.cli.pml import pml
 from pc_rag.cli.remove import remove
 from pc_rag.cli.stats import stats
@@ -56,4 +57,5 @@ app.command()(gc)
 app.command()(remove)
 app.command()(check)
 app.add_typer(pml, name="pml")
+app.add_typer(models, name="models")
 app.command()(demo)

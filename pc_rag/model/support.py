@@ -38,8 +38,8 @@ def check_supported(config: Any, model: PreTrainedModel | None = None) -> None: 
     """
     name = _architecture(config, model)
     _check_kind(config, name)
-    _check_layers(config, model, name)
     _check_attention(config, name)
+    _check_layers(config, model, name)
     _check_rotations(config, name)
     if model is not None and model.get_output_embeddings() is None:
         raise _refuse(

@@ -38,7 +38,7 @@ class Architecture:
         name: As ``tiny_model`` takes it.
         family: The models that people know it by.
         model: Name of the class in transformers; absent from old versions where it is newer.
-        encoding: What the README says of its positions.
+        encoding: How its layers tell positions apart, in the words of ``Capabilities``.
         layers: Encoding and window of every layer: ``rope``, ``alibi``, ``absent`` or ``learned``.
         fields: Of the configuration, beside what all tiny models have.
         tolerance: Largest difference of logits to the oracle's, float32.
@@ -134,7 +134,7 @@ _ROWS = (
         ),
     ),
     Architecture(
-        "llama-yarn", "Llama, YaRN", "LlamaForCausalLM", "RoPE, YaRN with attention scaling",
+        "llama-yarn", "Llama, YaRN", "LlamaForCausalLM", "RoPE, YaRN",
         fields=_scaled("yarn", factor=4.0, original_max_position_embeddings=512),
     ),
     Architecture(
@@ -194,7 +194,7 @@ _ROWS = (
         },
     ),
     Architecture(
-        "smollm3", "SmolLM3", "SmolLM3ForCausalLM", "RoPE, none in some layers",
+        "smollm3", "SmolLM3", "SmolLM3ForCausalLM", "RoPE; none",
         _layers("rope", "absent"), _GQA | {"no_rope_layers": [1, 0], "pad_token_id": 0},
     ),
     Architecture(
@@ -226,7 +226,7 @@ _ROWS = (
         fields=_GQA | {"logit_scale": 0.25, "pad_token_id": 0, "tie_word_embeddings": True},
     ),
     Architecture(
-        "cohere2", "Command R7B", "Cohere2ForCausalLM", "RoPE, interleaved, none in full layers",
+        "cohere2", "Command R7B", "Cohere2ForCausalLM", "RoPE, interleaved; none",
         (("rope", WINDOW), ("absent", None)),
         _GQA | {
             "logit_scale": 0.25, "pad_token_id": 0, "tie_word_embeddings": True,
@@ -234,7 +234,7 @@ _ROWS = (
         },
     ),
     Architecture(
-        "exaone4", "EXAONE 4", "Exaone4ForCausalLM", "RoPE, none in full layers",
+        "exaone4", "EXAONE 4", "Exaone4ForCausalLM", "RoPE; none",
         (("rope", WINDOW), ("absent", None)),
         _GQA | {"sliding_window": WINDOW, "sliding_window_pattern": 2, "layer_types": _MIXED},
     ),
@@ -253,7 +253,7 @@ _ROWS = (
         },
     ),
     Architecture(
-        "gemma3_text", "Gemma 3", "Gemma3ForCausalLM", "RoPE, another base in sliding layers",
+        "gemma3_text", "Gemma 3", "Gemma3ForCausalLM", "RoPE; RoPE, linear scaling",
         _SLIDING,
         _GQA | {
             "head_dim": 32, "pad_token_id": 0,
@@ -265,7 +265,7 @@ _ROWS = (
         },
     ),
     Architecture(
-        "gpt_oss", "GPT-OSS", "GptOssForCausalLM", "RoPE, YaRN with attention scaling", _SLIDING,
+        "gpt_oss", "GPT-OSS", "GptOssForCausalLM", "RoPE, YaRN", _SLIDING,
         _GQA | {
             "head_dim": 16, "num_local_experts": 4, "num_experts_per_tok": 2, "pad_token_id": 0,
             "sliding_window": WINDOW, "layer_types": _MIXED,
