@@ -172,7 +172,7 @@ _ROWS = (
         bfloat16_fields=_ALL_EXPERTS,
     ),
     Architecture(
-        "phi3", "Phi-3 and Phi-4", "Phi3ForCausalLM", "RoPE, partial, longrope",
+        "phi3", "Phi-3 and Phi-4", "Phi3ForCausalLM", "RoPE, partial, LongRoPE (short factors)",
         fields=_GQA | {
             "original_max_position_embeddings": ORIGINAL_POSITIONS,
             "partial_rotary_factor": 0.75, "sliding_window": None, "pad_token_id": 0,
