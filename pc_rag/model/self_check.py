@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import sys
 from dataclasses import asdict, dataclass
+from inspect import isfunction
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
 
 import torch
 import transformers
@@ -50,8 +51,8 @@ _START = 331
 """Where the stored half is encoded, before it is placed at the front. A prime."""
 
 
-_PASSED: WeakKeyDictionary[Any, dict[str, SelfCheck]] = WeakKeyDictionary()
-"""Checks that models in memory have passed, by what they were then."""
+_PASSED: dict[tuple[str, frozenset[Any]], SelfCheck] = {}
+"""Checks that were passed in this process, by what the model was and the code it ran."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +100,7 @@ def passed_check(
     *,
     is_kept: bool,
 ) -> SelfCheck:
-    """``check_model``, once for a model as long as nothing that its fingerprint covers changes.
+    """``check_model``, once in a process for models of the same fingerprint and the same code.
 
     Args:
         model: In evaluation mode.
@@ -112,18 +113,35 @@ def passed_check(
         UnsupportedModelError: See ``check_model``.
     """
     versions = (_VERSION, transformers.__version__, torch.__version__)
-    facts = (fingerprint, *versions, implementation_of(model), model.device.type)
+    where = (implementation_of(model), model.device.type, found.max_position)
+    facts = (fingerprint, *versions, *where)
     signature = hashlib.sha256(repr(facts).encode()).hexdigest()
-    passed = _PASSED.setdefault(model, {})
-    if signature in passed:
-        return passed[signature]
+    ran = (signature, code) if (code := _code_of(model)) is not None else None
+    if ran in _PASSED:
+        return _PASSED[ran]
     memo = cache_folder() / "checks" / f"{signature}.json"
-    if is_kept and (kept := _recalled(memo, signature)) is not None:
-        return kept
-    passed[signature] = check_model(model, found)
-    if is_kept:
-        remember(memo, signature, passed[signature].to_json())
-    return passed[signature]
+    check = _recalled(memo, signature) if is_kept else None
+    if check is None:
+        check = check_model(model, found)
+        if is_kept:
+            remember(memo, signature, check.to_json())
+    if ran is not None:
+        _PASSED[ran] = check
+    return check
+
+
+def _code_of(model: Any) -> frozenset[Any] | None:  # noqa: ANN401 - transformers is untyped here
+    """What a model runs, as far as it is patched in practice; ``None`` where a module is its own.
+
+    That is the classes of its modules, their forwards, and the functions beside them.
+    """
+    modules = list(model.modules())
+    if any("forward" in vars(module) for module in modules):
+        return None
+    kinds = {type(module) for module in modules}
+    sources = {sys.modules[kind.__module__] for kind in kinds}
+    beside = {each for source in sources for each in vars(source).values() if isfunction(each)}
+    return frozenset(kinds | {kind.forward for kind in kinds} | beside)
 
 
 def _recalled(memo: Path, signature: str) -> SelfCheck | None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from transformers.models.llama.modeling_llama import LlamaAttention
+from transformers.models.llama import modeling_llama
+from transformers.models.llama.modeling_llama import LlamaAttention, rotate_half
 
 from pc_rag.errors import UnsupportedModelError
 from pc_rag.model import hf_attention, self_check
@@ -137,7 +138,7 @@ def test_check_is_passed_when_the_model_has_few_positions(max_position):
 
 
 def test_check_runs_once_when_nothing_changes(monkeypatch):
-    """In memory for a model; in the user's cache for code that is transformers'."""
+    """In a process by fingerprint and code; in the user's cache for code that is transformers'."""
     runs = []
     original = check_model
 
@@ -146,6 +147,7 @@ def test_check_runs_once_when_nothing_changes(monkeypatch):
         return original(model, found)
 
     monkeypatch.setattr(self_check, "check_model", count)
+    monkeypatch.setattr(self_check, "_PASSED", {})
     model, tokenizer = tiny_model("llama")
     first = wrap_model(model, tokenizer)
     assert wrap_model(model, tokenizer).self_check is first.self_check
@@ -154,13 +156,28 @@ def test_check_runs_once_when_nothing_changes(monkeypatch):
     wrap_model(model, tokenizer)
     assert len(runs) == 2
     again, tokenizer = tiny_model("llama")
-    wrap_model(again, tokenizer)  # may be patched: a fingerprint does not cover code
+    wrap_model(again, tokenizer)
+    assert len(runs) == 2, "the same weights and the same code"
+    wrap_model(again, tokenizer, max_position=512)
     assert len(runs) == 3
-    found, fingerprint = detect(again), Fingerprint("f" * 64)
-    kept = passed_check(again, found, fingerprint, is_kept=True)
-    twin, _ = tiny_model("llama")
-    assert passed_check(twin, found, fingerprint, is_kept=True) == kept
+    again.model.forward = again.model.forward  # replaced, for all we know
+    wrap_model(again, tokenizer)
     assert len(runs) == 4
+    del again.model.forward
+    monkeypatch.setattr(modeling_llama, "rotate_half", lambda states: -rotate_half(-states))
+    wrap_model(again, tokenizer)
+    assert len(runs) == 5, "functions beside a model's classes are its code"
+
+
+def test_check_is_kept_for_other_processes_when_it_is_told_to(monkeypatch):
+    """In the user's cache folder, under the fingerprint."""
+    monkeypatch.setattr(self_check, "_PASSED", {})
+    model, _ = tiny_model("llama")
+    found, fingerprint = detect(model), Fingerprint("f" * 64)
+    kept = passed_check(model, found, fingerprint, is_kept=True)
+    monkeypatch.setattr(self_check, "_PASSED", {})
+    monkeypatch.setattr(self_check, "check_model", None)
+    assert passed_check(model, found, fingerprint, is_kept=True) == kept
 
 
 def test_kept_check_is_refused_when_it_is_damaged():
