@@ -59,7 +59,8 @@ class EngineConfig:
     ``"packed"``), and holds the parsed value afterwards.
 
     Attributes:
-        position_policy: How spans are given out.
+        position_policy: How spans are given out. Where positions are learned (GPT-2, OPT) take
+            ``reserved``: an entry serves at one start only, and a slot is one start.
         visibility: What a module may attend when it is encoded: ``module`` or ``prefix``.
             (``scaffold`` is declared in PML, never by a setting.)
         repair: Which cached tokens are recomputed: ``"none"``, or ``"link:n"`` for the first n

@@ -113,7 +113,9 @@ def _layer_table(layers: tuple[LayerKind, ...]) -> Table:
     for layer in layers:
         scores = [] if layer.softcap is None else [f"capped at {layer.softcap:g}"]
         scores += ["attention sinks"] * layer.has_sinks
-        rotated = "" if layer.rotary_dim is None else f" ({layer.rotary_dim} channels)"
+        rotated = (
+            "" if layer.rotary_dim is None else f" ({layer.rotary_dim} of {layer.key_dim} channels)"
+        )
         table.add_row(
             f"{layer.num_layers}",
             f"{layer.encoding}{rotated}",

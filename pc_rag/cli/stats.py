@@ -13,7 +13,7 @@ from pc_rag.cli.output import bytes_text, err, key_value_table, out, print_json
 
 if TYPE_CHECKING:
     from pc_rag.cli.store_folder import Manifest
-    from pc_rag.cli.survey import Survey
+    from pc_rag.cli.survey import ModelEntries, Survey
     from pc_rag.corpus.catalog.records import CatalogStats
     from pc_rag.kv import StoreStats
 
@@ -23,7 +23,9 @@ _FINGERPRINT_DIGITS = 12
 def stats(store: options.Store, as_json: options.AsJson = False) -> None:
     """Show documents, chunks, tokens and bytes of a store; bytes per token against theory.
 
-    Theory is 2 · layers · kv_heads · head_dim · bytes of the dtype. Loads no model.
+    Theory is 2 · layers · kv_heads · head_dim · bytes of the dtype. A text has one entry for each
+    start it was asked for at where a model's positions are learned, and one behind each prefix.
+    Loads no model.
     """
     from pc_rag.cli.store_folder import StoreFolder
     from pc_rag.cli.survey import survey
@@ -83,9 +85,17 @@ def _rows(
         )
         for tier in tiers
     ]
+    rows += [("starts of texts", _starts_text(each)) for each in measured.models]
     if measured.num_unreadable:
         rows.append(("damaged", f"{measured.num_unreadable:,} files: run pc-rag check"))
     return rows
+
+
+def _starts_text(entries: ModelEntries) -> str:
+    return (
+        f"{entries.num_texts:,} texts in {entries.num_entries:,} entries, at most "
+        f"{entries.most_starts:,} starts of one, {entries.mean_starts:.1f} on average"
+    )
 
 
 def _entries_table(measured: Survey, manifest: Manifest | None) -> Table:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,7 @@ from pc_rag.kv.file_format import EntryHeader, read_header
 from pc_rag.types import StorageDtype
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Sequence
     from pathlib import Path
 
 _ITEM_BYTES = {StorageDtype.FLOAT32: 4, StorageDtype.BFLOAT16: 2, StorageDtype.FLOAT16: 2}
@@ -31,6 +32,10 @@ class ModelEntries:
         num_entries: Files.
         num_tokens: Tokens in them.
         file_bytes: Their sizes.
+        num_texts: Different texts that they hold: chunks, scaffolds, prefixes, modules.
+        num_starts: Starts that each text is held at, of all texts together.
+        most_starts: Starts that one text is held at, at most. More than 1 where positions are
+            learned and texts were asked for at several places, or stand behind several prefixes.
     """
 
     fingerprint: str
@@ -42,6 +47,14 @@ class ModelEntries:
     num_entries: int
     num_tokens: int
     file_bytes: int
+    num_texts: int
+    num_starts: int
+    most_starts: int
+
+    @property
+    def mean_starts(self) -> float:
+        """Starts that a text is held at, on average."""
+        return self.num_starts / self.num_texts if self.num_texts else 0.0
 
     @property
     def bytes_per_token(self) -> float:
@@ -55,7 +68,11 @@ class ModelEntries:
 
     def to_dict(self) -> dict[str, Any]:
         """Every field and derived number, as JSON can say them."""
-        derived = {"bytes_per_token": self.bytes_per_token, "overhead": self.overhead}
+        derived = {
+            "bytes_per_token": self.bytes_per_token,
+            "overhead": self.overhead,
+            "mean_starts": self.mean_starts,
+        }
         return {**asdict(self), **derived}
 
 
@@ -72,30 +89,41 @@ class Survey:
     num_unreadable: int
 
 
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """What was read of one file: where its text was encoded, and what tells texts apart."""
+
+    header: EntryHeader
+    start: int
+    text: str
+
+
 def survey(kv_folder: Path) -> Survey:
     """Read the header of every entry; no tensor is read."""
     folder = EntryFolder(kv_folder)
-    headers: list[EntryHeader] = []
+    headers: list[_Read] = []
     num_unreadable = 0
     for found in folder.scan():
         try:
             with folder.open(found.name) as file:
-                headers.append(read_header(file))
+                header = read_header(file)
+                headers.append(_Read(header, header.start, found.name.content_id))
         except CorruptEntry:
             num_unreadable += 1
         except FileNotFoundError:
             continue  # evicted by another process since the scan
-    by_model: dict[tuple[str, str], list[EntryHeader]] = {}
-    for header in headers:
-        key = (header.metadata.get("fingerprint", ""), header.dtype.value)
-        by_model.setdefault(key, []).append(header)
+    by_model: dict[tuple[str, str], list[_Read]] = {}
+    for read in headers:
+        key = (read.header.metadata.get("fingerprint", ""), read.header.dtype.value)
+        by_model.setdefault(key, []).append(read)
     models = [_summed(fingerprint, group) for (fingerprint, _), group in by_model.items()]
     models.sort(key=lambda entries: (-entries.file_bytes, entries.fingerprint))
     return Survey(tuple(models), num_unreadable)
 
 
-def _summed(fingerprint: str, headers: Iterable[EntryHeader]) -> ModelEntries:
-    headers = list(headers)
+def _summed(fingerprint: str, group: Sequence[_Read]) -> ModelEntries:
+    headers = [read.header for read in group]
+    starts = Counter(text for text, _ in {(read.text, read.start) for read in group})
     num_layers, num_kv_heads, _, key_dim = headers[0].keys_shape
     *_, value_dim = headers[0].values_shape
     channels = num_layers * num_kv_heads * (key_dim + value_dim)
@@ -109,4 +137,7 @@ def _summed(fingerprint: str, headers: Iterable[EntryHeader]) -> ModelEntries:
         num_entries=len(headers),
         num_tokens=sum(header.num_tokens for header in headers),
         file_bytes=sum(header.file_bytes for header in headers),
+        num_texts=len(starts),
+        num_starts=starts.total(),
+        most_starts=max(starts.values()),
     )

@@ -14,7 +14,7 @@ from pc_rag.corpus.parts import PartText, label_parts
 from pc_rag.corpus.places import ChunkPlace, ScaffoldPlace
 from pc_rag.corpus.prefixes import chunk_recipe, longest_prefix_of, recipe_table
 from pc_rag.corpus.recognition import ChunkPart, Recognized
-from pc_rag.engine.pinning import pinned
+from pc_rag.engine.anchoring import anchored
 from pc_rag.engine.request import Request
 from pc_rag.layout import EntryPiece, TextPiece, apply_repair, parse_repair, plan_chunks
 from pc_rag.model.chat import ChatPiece, PieceKind
@@ -282,7 +282,7 @@ class RequestPlanner:
         )
         if self._engine.runner.positions.placement is not Placement.FIXED:
             return request
-        return pinned(request, max_position=self._engine.loaded.max_position)
+        return anchored(request, max_position=self._engine.loaded.max_position)
 
 
 def _head_pieces(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pc_rag.engine.pinning import pinned
+from pc_rag.engine.anchoring import anchored
 from pc_rag.kv.key import EntryAddress
 from pc_rag.types import Placement
 
@@ -73,10 +73,10 @@ class Machinery:
         return self.runner.positions.placement
 
     def placeable(self, request: Request) -> Request:
-        """A request of which every entry can stand where the plan puts it; see ``pinned``."""
+        """A request of which every entry can stand where the plan puts it; see ``anchored``."""
         if self.placement is not Placement.FIXED:
             return request
-        return pinned(request, max_position=self.loaded.max_position)
+        return anchored(request, max_position=self.loaded.max_position)
 
     def address(
         self, token_ids: TokenIds, *, start: int, context: VisibilityContext

@@ -26,7 +26,7 @@ class EntryRecipe:
         siblings: Keys of the entries that a prompt could read in its place: those of the other
             members of the unions that it lies in.
         origin: The entry of the same tokens that this one stands for at another start, where
-            positions are fixed (``engine.pinning``); ``None`` of any other.
+            positions are fixed (``engine.anchoring``); ``None`` of any other.
     """
 
     address: EntryAddress

@@ -14,12 +14,15 @@ per layer, by the stacked queries of all of them:
 from __future__ import annotations
 
 from bisect import bisect_left
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 
 from pc_rag.model.batch_own import NextTokens, PromptTokens
-from pc_rag.model.batch_pieces import PieceUse
+from pc_rag.model.batch_pieces import PieceUse, Seeing, SeenPiece
+from pc_rag.model.kernels import Scoring, weigh_sinks
+from pc_rag.model.layer_sights import LayerSights
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,6 +30,22 @@ if TYPE_CHECKING:
     from pc_rag.model.batch_kv import BatchSequence, StoredPiece
     from pc_rag.model.batch_own import OwnKV
     from pc_rag.model.batch_pieces import Rotations
+    from pc_rag.model.positions import LayerAttention
+
+
+@dataclass(slots=True, eq=False)
+class _Kind:
+    """What the layers of one kind attend.
+
+    Attributes:
+        sights: Of the layers.
+        uses: The stored pieces that some token sees.
+        lse: Log-sum-exp by piece, that of own tokens behind them, then sinks.
+    """
+
+    sights: LayerSights
+    uses: list[PieceUse]
+    lse: torch.Tensor
 
 
 class BatchPass:
@@ -34,16 +53,26 @@ class BatchPass:
 
     Args:
         own: What the tokens see of their own sequences.
-        uses: The stored pieces that are seen.
+        pieces: Stored pieces, and who stands behind each.
+        position_ids: Of all tokens.
+        rotations: Of the batch.
 
     Attributes:
         num_layers_served: Layers that attended through this pass so far.
     """
 
-    def __init__(self, own: OwnKV, uses: Sequence[PieceUse]) -> None:
+    def __init__(
+        self,
+        own: OwnKV,
+        pieces: Sequence[SeenPiece],
+        position_ids: Sequence[int],
+        rotations: Rotations,
+    ) -> None:
         self._own = own
-        self._uses = uses
-        self._lse: torch.Tensor | None = None
+        self._pieces = pieces
+        self._position_ids = position_ids
+        self._rotations = rotations
+        self._kinds: dict[LayerAttention, _Kind] = {}
         self.num_layers_served = 0
 
     def attend(
@@ -54,8 +83,8 @@ class BatchPass:
         values: torch.Tensor,
         *,
         scaling: float,
-        softcap: float | None = None,  # noqa: ARG002
-        sinks: torch.Tensor | None = None,  # noqa: ARG002
+        softcap: float | None = None,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Store the layer's fresh KV and attend everything that each token may see.
 
@@ -63,9 +92,9 @@ class BatchPass:
             layer: Index of the layer.
             queries: ``[1, num_heads, num_tokens, head_dim]``, position-encoded.
             keys: ``[1, num_kv_heads, num_tokens, head_dim]``, position-encoded.
-            values: As ``keys``.
+            values: ``[1, num_kv_heads, num_tokens, value_dim]``.
             scaling: Factor on the scores.
-            softcap: Not applied yet.
+            softcap: See ``Scoring``.
             sinks: Alike.
 
         Returns:
@@ -74,23 +103,61 @@ class BatchPass:
         self.num_layers_served += 1
         num_tokens, num_kv_heads = queries.shape[2], keys.shape[1]
         group_size = queries.shape[1] // num_kv_heads
-        if self._lse is None:  # a token that does not see a piece keeps minus infinity there
-            lead = (len(self._uses) + 1, num_tokens, num_kv_heads, group_size)
-            self._lse = queries.new_full(lead, float("-inf"), dtype=torch.float32)
+        scoring = Scoring(scaling, softcap, sinks)
+        kind = self._kind(layer, queries, group_size, has_sinks=sinks is not None)
+        uses, lse = kind.uses, kind.lse
         own = queries.new_empty((num_tokens, num_kv_heads, group_size, values.shape[-1]))
-        self._own.attend(layer, queries, keys, values, out=own, lse=self._lse[-1], scaling=scaling)
-        if not self._uses:
-            return own.flatten(1, 2).transpose(0, 1)[None]
+        own_lse = lse[len(uses)]
+        self._own.attend(
+            layer, queries, keys, values,
+            out=own, lse=own_lse, scoring=scoring, sights=kind.sights,
+        )  # fmt: skip
+        by_head = None if sinks is None else sinks.reshape(num_kv_heads, group_size)
+        if not uses:
+            merged = own if by_head is None else weigh_sinks(own, own_lse, by_head)
+            return merged.flatten(1, 2).transpose(0, 1)[None]
         stacked = torch.unflatten(queries[0].transpose(0, 1), 1, (num_kv_heads, group_size))
         outs = []
-        for number, use in enumerate(self._uses):
-            out, self._lse[number, use.tokens] = use.attend(layer, stacked, scaling)
+        for number, use in enumerate(uses):
+            out, lse[number, use.tokens] = use.attend(layer, stacked, scoring)
             outs.append(out)
-        weights = torch.softmax(self._lse, 0)[..., None]
-        total = own * weights[-1]
-        for use, out, weight in zip(self._uses, outs, weights[:-1], strict=True):
+        if by_head is not None:
+            lse[-1] = by_head
+        weights = torch.softmax(lse, 0)[..., None]
+        total = own * weights[len(uses)]
+        for use, out, weight in zip(uses, outs, weights[: len(uses)], strict=True):
             use.add(total, out, weight)
         return total.flatten(1, 2).transpose(0, 1)[None].to(queries.dtype)
+
+    def _kind(
+        self, layer: int, queries: torch.Tensor, group_size: int, *, has_sinks: bool
+    ) -> _Kind:
+        """What the layer attends; like layers share it."""
+        of_layer = self._rotations.positions.layers[layer]
+        if of_layer not in self._kinds:
+            sights = LayerSights.of(
+                of_layer,
+                reach=max(self._position_ids) + 1,  # position IDs are not negative
+                group_size=group_size,
+                device=queries.device,
+            )
+            seen = (
+                (piece, piece.within(sights.window, self._position_ids)) for piece in self._pieces
+            )
+            uses = [
+                PieceUse(
+                    piece, seeing, self._position_ids,
+                    encoding=of_layer.encoding, rotations=self._rotations, sights=sights,
+                )
+                for piece, seeing in seen
+                if seeing
+            ]  # fmt: skip
+            # A token that does not see a piece keeps minus infinity there.
+            lead = (len(uses) + 1 + has_sinks, queries.shape[2])
+            shape = (*lead, queries.shape[1] // group_size, group_size)
+            lse = queries.new_full(shape, float("-inf"), dtype=torch.float32)
+            self._kinds[of_layer] = _Kind(sights, uses, lse)
+        return self._kinds[of_layer]
 
     def commit(self) -> None:
         """Count the rows that the pass has filled; to be called once it has succeeded."""
@@ -104,43 +171,50 @@ def prefill_pass(sequences: Sequence[BatchSequence], rotations: Rotations) -> Ba
     for sequence in sequences:
         tokens.append(slice(end, end + len(sequence.token_ids)))
         end = tokens[-1].stop
-    own = PromptTokens([sequence.tail for sequence in sequences], tokens)
-    uses = _shared_uses(sequences, tokens, rotations)
+    position_ids = [p for sequence in sequences for p in sequence.position_ids]
+    own = PromptTokens([sequence.tail for sequence in sequences], tokens, position_ids)
+    pieces = _shared_pieces(sequences, tokens)
     for sequence, of_sequence in zip(sequences, tokens, strict=True):
-        uses += _settled_uses(sequence, of_sequence, rotations)
-    return BatchPass(own, uses)
+        pieces += _settled_pieces(sequence, of_sequence)
+    return BatchPass(own, pieces, position_ids, rotations)
 
 
 def decode_pass(
-    sequences: Sequence[BatchSequence], rotations: Rotations, dtype: torch.dtype
+    sequences: Sequence[BatchSequence],
+    position_ids: Sequence[int],
+    rotations: Rotations,
+    dtype: torch.dtype,
 ) -> BatchPass:
     """The pass of one token of every sequence; sequences in the order of ``in_place_order``."""
-    own = NextTokens([sequence.tail for sequence in sequences], dtype)
+    own = NextTokens([sequence.tail for sequence in sequences], position_ids, dtype)
     tokens = [slice(number, number + 1) for number in range(len(sequences))]
-    return BatchPass(own, _shared_uses(sequences, tokens, rotations, is_prompt=False))
+    pieces = _shared_pieces(sequences, tokens, is_prompt=False)
+    return BatchPass(own, pieces, position_ids, rotations)
 
 
-def _shared_uses(
-    sequences: Sequence[BatchSequence],
-    tokens: Sequence[slice],
-    rotations: Rotations,
-    *,
-    is_prompt: bool = True,
-) -> list[PieceUse]:
-    """Every shared piece, with the tokens that see it; tokens behind a prompt see all."""
-    seen: dict[StoredPiece, list[tuple[slice, int]]] = {}
+def _shared_pieces(
+    sequences: Sequence[BatchSequence], tokens: Sequence[slice], *, is_prompt: bool = True
+) -> list[SeenPiece]:
+    """Every shared piece, with the tokens behind it; tokens behind a prompt see all."""
+    seen: dict[StoredPiece, list[Seeing]] = {}
     for sequence, of_sequence in zip(sequences, tokens, strict=True):
         for view in sequence.shared:
             seeing = _from(sequence, of_sequence, view.start) if is_prompt else of_sequence
             if seeing.start < seeing.stop:
-                seen.setdefault(view.piece, []).append((seeing, view.shift))
+                found = Seeing(seeing, view.shift, view.start)
+                seen.setdefault(view.piece, []).append(found)
     return [
-        PieceUse(piece.layer_keys, piece.layer_values, places, rotations, _device(piece))
-        for piece, places in seen.items()
+        SeenPiece(
+            piece.layer_keys,
+            piece.layer_values,
+            torch.arange(piece.layer_keys[0].shape[2]),
+            seeing,
+        )
+        for piece, seeing in seen.items()
     ]
 
 
-def _settled_uses(sequence: BatchSequence, tokens: slice, rotations: Rotations) -> list[PieceUse]:
+def _settled_pieces(sequence: BatchSequence, tokens: slice) -> list[SeenPiece]:
     """What a prompt's fresh tokens see of its settled rows; neighbours are one piece."""
     ends: dict[int, slice] = {}
     for settled in sequence.settled:
@@ -148,20 +222,16 @@ def _settled_uses(sequence: BatchSequence, tokens: slice, rotations: Rotations) 
         if first < tokens.stop:
             before = ends.get(first, settled.rows)
             ends[first] = slice(before.start, settled.rows.stop)
-    uses = []
+    pieces = []
     for first, rows in ends.items():
         block, slots = sequence.tail.block, slice(sequence.tail.slot, sequence.tail.slot + 1)
         keys = block.keys[:, slots, :, rows].unbind(0)
         values = block.values[:, slots, :, rows].unbind(0)
-        seen = [(slice(first, tokens.stop), 0)]
-        uses.append(PieceUse(keys, values, seen, rotations, block.keys.device))
-    return uses
+        seen = [Seeing(slice(first, tokens.stop))]
+        pieces.append(SeenPiece(keys, values, sequence.tail.position_ids[rows], seen))
+    return pieces
 
 
 def _from(sequence: BatchSequence, tokens: slice, start: int) -> slice:
     """The tokens of a prompt whose position ID is at least ``start``."""
     return slice(tokens.start + bisect_left(sequence.position_ids, start), tokens.stop)
-
-
-def _device(piece: StoredPiece) -> torch.device:
-    return piece.layer_keys[0].device

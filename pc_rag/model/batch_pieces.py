@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from dataclasses import dataclass
 from itertools import groupby, pairwise
-from operator import itemgetter
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 import torch
@@ -11,40 +13,100 @@ import torch
 from pc_rag.model.kernels import attend_piece
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
-    from pc_rag.model.positions import ModelPositions
+    from pc_rag.model.kernels import Scoring
+    from pc_rag.model.layer_sights import LayerSights
+    from pc_rag.model.positions import ModelPositions, PositionEncoding
 
 
 class Rotations:
-    """Rotation matrices by shift, each made once for a batch.
+    """Rotation matrices by encoding and shift, each made once for a batch.
 
     Args:
         positions: Of the model.
+
+    Attributes:
+        positions: Alike.
     """
 
     def __init__(self, positions: ModelPositions) -> None:
-        self._positions = positions
-        self._matrices: dict[int, torch.Tensor] = {}
+        self.positions = positions
+        self._matrices: dict[tuple[PositionEncoding, int], torch.Tensor | None] = {}
 
-    def matrix(self, shift: int, head_dim: int) -> torch.Tensor:
-        """What queries are multiplied with from the right, to see keys that moved by ``shift``."""
-        if shift not in self._matrices:
-            encoding = self._positions.layers[0].encoding
-            matrices = encoding.matrices([-shift], head_dim)
-            self._matrices[shift] = torch.eye(head_dim) if matrices is None else matrices[0]
-        return self._matrices[shift]
+    def matrix(self, encoding: PositionEncoding, shift: int, head_dim: int) -> torch.Tensor | None:
+        """What queries are multiplied with from the right, to see keys that moved by ``shift``.
+
+        Returns:
+            ``[head_dim, head_dim]``, float32; ``None`` where queries stay as they are.
+        """
+        if (encoding, shift) not in self._matrices:
+            matrices = encoding.matrices([-shift], head_dim) if shift else None
+            self._matrices[encoding, shift] = None if matrices is None else matrices[0]
+        return self._matrices[encoding, shift]
+
+
+@dataclass(frozen=True, slots=True)
+class Seeing:
+    """Tokens of one sequence that stand behind a piece.
+
+    Attributes:
+        tokens: Of the pass.
+        shift: Position IDs that the piece's keys moved by, for them.
+        start: Position ID of the piece's first key, for them.
+    """
+
+    tokens: slice
+    shift: int = 0
+    start: int = 0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SeenPiece:
+    """One piece of stored KV, and the tokens of a pass that stand behind it.
+
+    Attributes:
+        layer_keys: One ``[1, num_kv_heads, num_keys, head_dim]`` per layer.
+        layer_values: Alike.
+        key_at: ``[num_keys]``, rising: position IDs of the keys, less the ``start`` that they have
+            for each sequence. On the CPU.
+        seeing: Disjoint.
+    """
+
+    layer_keys: Sequence[torch.Tensor]
+    layer_values: Sequence[torch.Tensor]
+    key_at: torch.Tensor
+    seeing: Sequence[Seeing]
+
+    def within(self, window: int | None, position_ids: Sequence[int]) -> list[Seeing]:
+        """Those whose tokens see some of it.
+
+        Args:
+            window: Of the layers.
+            position_ids: Of all tokens of the pass.
+        """
+        if window is None:
+            return list(self.seeing)
+        last = int(self.key_at[-1])
+        found = []
+        for each in self.seeing:
+            first, stop = each.tokens.start, each.tokens.stop
+            stop = bisect_left(position_ids, each.start + last + window, first, stop)
+            if first < stop:
+                found.append(Seeing(slice(first, stop), each.shift, each.start))
+        return found
 
 
 class PieceUse:
-    """One piece of stored KV and the tokens of a pass that see all of it.
+    """A piece as the tokens of a pass see it in the layers of one kind.
 
     Args:
-        layer_keys: One ``[1, num_kv_heads, num_keys, head_dim]`` per layer.
-        layer_values: Alike.
-        seen: Tokens of the pass, disjoint, and how far the keys moved for them.
+        piece: What is seen.
+        seeing: Who sees it.
+        position_ids: Of all tokens of the pass.
+        encoding: Of the layers.
         rotations: Of the batch.
-        device: Where the pass runs.
+        sights: Of the layers.
 
     Attributes:
         tokens: All that see it: a slice where they are neighbours, their indices otherwise.
@@ -52,39 +114,47 @@ class PieceUse:
 
     def __init__(
         self,
-        layer_keys: Sequence[torch.Tensor],
-        layer_values: Sequence[torch.Tensor],
-        seen: Sequence[tuple[slice, int]],
+        piece: SeenPiece,
+        seeing: Sequence[Seeing],
+        position_ids: Sequence[int],
+        *,
+        encoding: PositionEncoding,
         rotations: Rotations,
-        device: torch.device,
+        sights: LayerSights,
     ) -> None:
-        self._keys, self._values = layer_keys, layer_values
-        self._rotations = rotations
-        by_shift = sorted(seen, key=itemgetter(1))  # so that one product turns all of a shift
-        self._turned: list[tuple[slice, int]] = []
+        self._keys, self._values = piece.layer_keys, piece.layer_values
+        by_shift = sorted(seeing, key=attrgetter("shift"))  # one product turns all of a shift
+        head_dim = self._keys[0].shape[-1]
+        self._turned: list[tuple[slice, torch.Tensor]] = []
         count = 0
-        for shift, uses in groupby(by_shift, key=itemgetter(1)):
-            end = count + sum(tokens.stop - tokens.start for tokens, _ in uses)
-            if shift:
-                self._turned.append((slice(count, end), shift))
+        for shift, uses in groupby(by_shift, key=attrgetter("shift")):
+            end = count + sum(use.tokens.stop - use.tokens.start for use in uses)
+            matrix = rotations.matrix(encoding, shift, head_dim)
+            if matrix is not None:
+                self._turned.append((slice(count, end), matrix))
             count = end
-        slices = [tokens for tokens, _ in by_shift]
+        slices = [use.tokens for use in by_shift]
         self.tokens: slice | torch.Tensor
         if all(before.stop == after.start for before, after in pairwise(slices)):
             self.tokens = slice(slices[0].start, slices[-1].stop)
         else:
             indices = [i for tokens in slices for i in range(tokens.start, tokens.stop)]
-            self.tokens = torch.tensor(indices, device=device)
+            self.tokens = torch.tensor(indices, device=self._keys[0].device)
+        self._attend: Callable[..., tuple[torch.Tensor, torch.Tensor]] = attend_piece
+        if not sights.are_plain:
+            at = [p - use.start for use in by_shift for p in position_ids[use.tokens]]
+            sight = sights.behind(torch.tensor(at), piece.key_at)
+            self._attend = attend_piece if sight is None else sight.attend
 
     def attend(
-        self, layer: int, stacked: torch.Tensor, scaling: float
+        self, layer: int, stacked: torch.Tensor, scoring: Scoring
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Attend the piece.
 
         Args:
             layer: Index of the layer.
             stacked: All queries of the pass, ``[num_tokens, num_kv_heads, group_size, head_dim]``.
-            scaling: Factor on the scores.
+            scoring: Of the layer.
 
         Returns:
             Output and log-sum-exp of ``tokens``, shaped as ``stacked`` is, but for ``head_dim``.
@@ -93,11 +163,14 @@ class PieceUse:
         num_seeing, num_kv_heads, group_size, head_dim = seeing.shape
         rows = seeing.new_empty((num_kv_heads, num_seeing, group_size, head_dim))
         rows.copy_(seeing.transpose(0, 1))
-        for place, shift in self._turned:
-            matrix = self._rotations.matrix(shift, head_dim)
+        for place, matrix in self._turned:
             rows[:, place] = (rows[:, place].to(torch.float32) @ matrix).to(rows.dtype)
-        out, lse = attend_piece(
-            rows.flatten(1, 2)[None], self._keys[layer], self._values[layer], scaling=scaling
+        out, lse = self._attend(
+            rows.flatten(1, 2)[None],
+            self._keys[layer],
+            self._values[layer],
+            scaling=scoring.scaling,
+            softcap=scoring.softcap,
         )
         split = (num_seeing, group_size)
         return (

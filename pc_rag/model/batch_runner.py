@@ -65,11 +65,14 @@ class BatchRunner:
             Logits behind the tokens, ``[num_sequences, vocab_size]``, float32.
         """
         order = in_place_order([sequence.tail for sequence in sequences])
-        running = decode_pass([sequences[n] for n in order], self._rotations, self._runner.dtype)
+        ordered_ids = [position_ids[n] for n in order]
+        running = decode_pass(
+            [sequences[n] for n in order], ordered_ids, self._rotations, self._runner.dtype
+        )
         logits = self._runner.run_pass(
             running,
             torch.tensor([[token_ids[n] for n in order]]),
-            torch.tensor([[position_ids[n] for n in order]]),
+            torch.tensor([ordered_ids]),
             logits_behind=torch.arange(len(order)),
         )
         running.commit()

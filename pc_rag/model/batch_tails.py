@@ -11,7 +11,7 @@ longest needs. So sequences are put into blocks, of which each holds lengths tha
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
@@ -35,10 +35,17 @@ class TailBlock:
         keys: ``[num_layers, num_slots, num_kv_heads, capacity, head_dim]``. Finite everywhere: rows
             that hold no token are attended under a mask, which would let a NaN through.
         values: As ``keys``.
+        position_ids: ``[num_slots, capacity]``, of the rows. On the CPU.
     """
 
     keys: torch.Tensor
     values: torch.Tensor
+    position_ids: torch.Tensor = field(init=False)
+
+    def __post_init__(self) -> None:
+        num_slots, capacity = self.keys.shape[1], self.keys.shape[3]
+        position_ids = torch.zeros((num_slots, capacity), dtype=torch.long)
+        object.__setattr__(self, "position_ids", position_ids)
 
     @property
     def num_bytes(self) -> int:
@@ -60,6 +67,11 @@ class SequenceTail:
     slot: int
     num_rows: int = 0
 
+    @property
+    def position_ids(self) -> torch.Tensor:
+        """``[capacity]``, of the rows: a view."""
+        return self.block.position_ids[self.slot]
+
     def settle(self, segment: Segment, positions: ModelPositions) -> slice:
         """Copy stored KV to the next rows, its keys rotated to where they stand.
 
@@ -72,6 +84,7 @@ class SequenceTail:
             self.block.values[:, self.slot, :, rows],
             positions,
         )
+        self.position_ids[rows] = torch.arange(segment.span.start, segment.span.end)
         self.num_rows = rows.stop
         return rows
 

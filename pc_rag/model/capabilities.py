@@ -5,14 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from pc_rag.model.frozen_rope import rope_kinds
+from pc_rag.model.frozen_rope import LONGROPE, rope_kinds
 from pc_rag.model.positions import Absent, Alibi, Learned, Rope, RopeStyle
 from pc_rag.types import Visibility
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from pc_rag.model.buffer_pool import KVShape
     from pc_rag.model.detect import Detection
     from pc_rag.model.loading import LoadedModel
     from pc_rag.model.positions import PositionEncoding
@@ -23,7 +22,6 @@ _SCALINGS = {
     "linear": "linear scaling",
     "llama3": "llama3 scaling",
     "yarn": "YaRN",
-    "longrope": "longrope",
     "proportional": "proportional scaling",
 }
 """Rope types that change frequencies, as people call them."""
@@ -36,7 +34,8 @@ class LayerKind:
     Attributes:
         num_layers: How many there are.
         encoding: How they tell positions apart, for example ``RoPE, partial``.
-        rotary_dim: Channels of a head that are rotated; ``None`` without RoPE.
+        rotary_dim: Channels of a key that are rotated; ``None`` without RoPE.
+        key_dim: Channels of a key.
         window: Position IDs that a token sees, itself among them; ``None`` for all before it.
         softcap: Bound of attention scores; ``None`` where they have none.
         has_sinks: Whether learned logits join the softmax.
@@ -45,6 +44,7 @@ class LayerKind:
     num_layers: int
     encoding: str
     rotary_dim: int | None
+    key_dim: int
     window: int | None
     softcap: float | None
     has_sinks: bool
@@ -108,8 +108,9 @@ def layer_kinds(found: Detection, config: Any) -> tuple[LayerKind, ...]:  # noqa
         kinds.append(
             LayerKind(
                 num_layers=len(numbers),
-                encoding=_encoding_text(encoding, found.shape, _rope_type(config, numbers[0])),
+                encoding=_encoding_text(encoding, found, _rope_type(config, numbers[0])),
                 rotary_dim=encoding.rotary_dim if isinstance(encoding, Rope) else None,
+                key_dim=found.shape.key_dim,
                 window=kind.window,
                 softcap=call.softcap,
                 has_sinks=call.sinks is not None,
@@ -123,10 +124,10 @@ def encoding_text(layers: Sequence[LayerKind]) -> str:
     return "; ".join(dict.fromkeys(layer.encoding for layer in layers))
 
 
-def _encoding_text(encoding: PositionEncoding, shape: KVShape, rope_type: str) -> str:
+def _encoding_text(encoding: PositionEncoding, found: Detection, rope_type: str) -> str:
     match encoding:
         case Rope():
-            return ", ".join(_rope_words(encoding, shape.key_dim, rope_type))
+            return ", ".join(_rope_words(encoding, found, rope_type))
         case Alibi():
             return "ALiBi"
         case Learned():
@@ -137,16 +138,18 @@ def _encoding_text(encoding: PositionEncoding, shape: KVShape, rope_type: str) -
             return type(encoding).__name__
 
 
-def _rope_words(rope: Rope, key_dim: int, rope_type: str) -> list[str]:
+def _rope_words(rope: Rope, found: Detection, rope_type: str) -> list[str]:
     words = ["RoPE"]
     if rope.first_channel:
         words = ["RoPE in the rotary channels of MLA"]
-    elif rope.rotary_dim < key_dim:
+    elif rope.rotary_dim < found.shape.key_dim:
         words.append("partial")
     if rope.style is RopeStyle.INTERLEAVED:
         words.append("interleaved")
     if rope_type in _SCALINGS:
         words.append(_SCALINGS[rope_type])
+    if rope_type == LONGROPE and found.frozen is not None:
+        words.append(f"LongRoPE ({'long' if found.frozen.is_long else 'short'} factors)")
     return words
 
 

@@ -20,6 +20,7 @@ from transformers import AttentionInterface
 from pc_rag.errors import ModelError
 from pc_rag.model.attention_modules import (
     carry,
+    instance_attributes,
     own_attention_of,
     running_pass,
     swapped_forwards,
@@ -28,6 +29,7 @@ from pc_rag.model.detection.recording import CallRecorder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from contextlib import AbstractContextManager
 
     import torch
 
@@ -88,7 +90,7 @@ def own_attention(model: Any, running: RunningPass) -> Iterator[None]:  # noqa: 
         ModelError: The model's attention cannot be replaced for a while.
     """
     own = own_attention_of(model)
-    with model_lock(model), carry(running), swapped_forwards(model):
+    with model_lock(model), carry(running), swapped_forwards(model), _no_masks(model):
         AttentionInterface.register(_NAME, _attention)
         before = model.config._attn_implementation  # noqa: SLF001 - there is no public getter
         # Under a name that it does not know, transformers builds no mask: where the model's code
@@ -99,6 +101,20 @@ def own_attention(model: Any, running: RunningPass) -> Iterator[None]:  # noqa: 
             yield
         finally:
             model.config._attn_implementation = before  # noqa: SLF001
+
+
+def implementation_of(model: Any) -> str:  # noqa: ANN401 - transformers is untyped here
+    """Which attention the model uses when pc-rag does not run it, by transformers' name."""
+    return str(model.config._attn_implementation)  # noqa: SLF001 - there is no public getter
+
+
+def _no_masks(model: Any) -> AbstractContextManager[None]:  # noqa: ANN401 - as above
+    """In transformers 5.0 some architectures build masks for attention that it does not know."""
+    parts = (model.base_model, getattr(model.base_model, "decoder", None))
+    name = "_update_causal_mask"
+    return instance_attributes(
+        [(part, name, lambda *_, **__: None) for part in parts if hasattr(part, name)]
+    )
 
 
 def model_lock(model: Any) -> Lock:  # noqa: ANN401 - transformers is untyped here

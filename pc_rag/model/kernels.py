@@ -8,7 +8,10 @@ import torch
 from torch.nn import functional
 
 _BLOCK_ROWS = 512
-"""Queries per block where scores are materialised, so that memory stays bounded."""
+"""Most queries per block where scores are materialised."""
+
+_BLOCK_SCORES = 1 << 25
+"""Most scores of a block of more than one query, so that memory stays bounded."""
 
 _flash_on_cpu = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default  # noqa: SLF001 - the public function drops the log-sum-exp
 
@@ -93,21 +96,27 @@ def attend_by_blocks(
     dtype = queries.dtype
     if queries.device.type == "cpu":  # whose matrix products are slow in less than 32 bits
         queries, keys, values = (x.to(torch.float32) for x in (queries, keys, values))
+    batch_size, num_heads, num_queries, _ = queries.shape
+    num_keys = keys.shape[2]
+    fitting = _BLOCK_SCORES // max(batch_size * num_heads * num_keys, 1)
+    num_rows = max(1, min(_BLOCK_ROWS, fitting))
     outs, lses = [], []
-    for start in range(0, queries.shape[2], _BLOCK_ROWS):
-        rows = slice(start, start + _BLOCK_ROWS)
-        block = queries[:, :, rows]
-        scores = (block @ keys.transpose(-1, -2)).to(torch.float32) * scaling
+    for start in range(0, num_queries, num_rows):
+        rows = slice(start, min(start + num_rows, num_queries))
+        seen = slice(0, min(rows.stop, num_keys) if is_causal else num_keys)
+        scores = (queries[:, :, rows] @ keys[:, :, seen].transpose(-1, -2)).to(torch.float32)
+        scores *= scaling
         if softcap is not None:
-            scores = (scores / softcap).tanh_() * softcap
+            scores = scores.div_(softcap).tanh_().mul_(softcap)
         if is_causal:
-            row = torch.arange(start, start + block.shape[2], device=queries.device)
-            column = torch.arange(keys.shape[2], device=queries.device)
-            scores = scores.masked_fill(column > row[:, None], float("-inf"))
+            row = torch.arange(rows.start, rows.stop, device=queries.device)
+            column = torch.arange(seen.stop, device=queries.device)
+            scores.masked_fill_(column > row[:, None], float("-inf"))
         if mask is not None:
-            scores = scores + (mask[:, :, rows] if mask.shape[2] > 1 else mask)
+            scores += mask[:, :, rows if mask.shape[2] > 1 else slice(None), seen]
         lse = scores.logsumexp(dim=-1)
-        outs.append(((scores - lse[..., None]).exp().to(values.dtype) @ values).to(dtype))
+        weights = scores.sub_(lse[..., None]).exp_().to(values.dtype)
+        outs.append((weights @ values[:, :, seen]).to(dtype))
         lses.append(lse)
     return torch.cat(outs, dim=2), torch.cat(lses, dim=2)
 

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from pc_rag.model.positions import Alibi
-from pc_rag.model.sights import Band, Fading, FadingCausal
+from pc_rag.model.layer_sights import LayerSights
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -76,20 +75,18 @@ def look(
     """
     tail, is_alone = view.tail, len(position_ids) == 1
     num_rows = tail.num_rows + is_alone
-    window = _binding(kind.window, view, position_ids)
-    encoding = kind.encoding
-    slopes = encoding.slopes.to(tail.keys.device) if isinstance(encoding, Alibi) else None
-    if window is None and slopes is None:
-        uses = tuple(SegmentUse(*seen) for seen in _behind(view, position_ids))
-        return KindPass(uses, num_rows, None, None)
-    sights = _Sights(position_ids, window, slopes, group_size, tail.keys.device)
-    all_tokens = slice(0, len(position_ids))
-    rows_sight = sights.band(all_tokens, tail.position_ids[:num_rows])
+    reach = 1 if kind.window is None else _reach(view, position_ids, kind.window)
+    sights = LayerSights.of(kind, reach=reach, group_size=group_size, device=tail.keys.device)
+    seen = _behind(view, position_ids)
+    if sights.are_plain:
+        return KindPass(tuple(SegmentUse(*each) for each in seen), num_rows, None, None)
+    uses = tuple(use for each in seen for use in _uses(*each, position_ids, sights))
+    rows_sight = sights.band(torch.tensor(position_ids), tail.position_ids[:num_rows])
     return KindPass(
-        tuple(use for seen in _behind(view, position_ids) for use in sights.uses(*seen)),
+        uses,
         0 if rows_sight.is_blind else num_rows,
         rows_sight,
-        None if is_alone else sights.own(),
+        None if is_alone else sights.own(position_ids),
     )
 
 
@@ -102,73 +99,36 @@ def _behind(view: KVView, position_ids: Sequence[int]) -> Iterator[tuple[Segment
             yield segment, slice(first, num_tokens)
 
 
-def _binding(window: int | None, view: KVView, position_ids: Sequence[int]) -> int | None:
-    """The window, if it hides anything from the last token."""
+def _uses(
+    segment: Segment, tokens: slice, position_ids: Sequence[int], sights: LayerSights
+) -> Iterator[SegmentUse]:
+    """A segment as the tokens behind it see it."""
+    span, window = segment.span, sights.window
+    key_at = torch.arange(span.start, span.end)
+    whole = tokens
+    if window is not None:
+        first, cut = (
+            bisect_left(position_ids, start + window, tokens.start)
+            for start in (span.start, span.end - 1)
+        )
+        # Under linear biases all are masked alike.
+        whole = slice(tokens.start, first if sights.slopes is None else tokens.start)
+        partly = slice(whole.stop, cut)
+        if partly.start < partly.stop:
+            at = torch.tensor(position_ids[partly])
+            yield SegmentUse(segment, partly, sights.band(at, key_at))
+    if whole.start < whole.stop:
+        at = torch.tensor(position_ids[whole])
+        sight = None if window is not None else sights.behind(at, key_at)
+        yield SegmentUse(segment, whole, sight)
+
+
+def _reach(view: KVView, position_ids: Sequence[int], window: int) -> int:
+    """Position IDs from the lowest of all to the last, both included, where ``window`` asks."""
     last = position_ids[-1]
-    if window is None or last < window:  # position IDs are not negative
-        return None
+    if last < window:  # position IDs are not negative
+        return last + 1
     lowest = min([position_ids[0], *(segment.span.start for segment in view.segments)])
-    if last - lowest < window and view.tail.num_rows:
+    if view.tail.num_rows:
         lowest = min(lowest, int(view.tail.position_ids[: view.tail.num_rows].min()))
-    return None if last - lowest < window else window
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Sights:
-    """Makes the sights of one kind of layers in one pass.
-
-    Attributes:
-        position_ids: Of the fresh tokens, rising.
-        window: Of the layers.
-        slopes: ``[num_heads]``, of the layers' linear biases.
-        group_size: Query heads of a KV head; the queries that see stored KV are stacked by it.
-        device: Of the model.
-    """
-
-    position_ids: Sequence[int]
-    window: int | None
-    slopes: torch.Tensor | None
-    group_size: int
-    device: torch.device
-
-    def band(self, tokens: slice, key_at: torch.Tensor) -> Band:
-        """Of some tokens, stacked, over keys wherever those stand."""
-        at = torch.tensor(self.position_ids[tokens])
-        slopes = self.slopes
-        if slopes is not None:  # the heads of a group take turns from row to row
-            slopes = slopes.reshape(-1, self.group_size).repeat(1, len(at))
-        stacked = at.repeat_interleave(self.group_size)
-        return Band(stacked, key_at, window=self.window, slopes=slopes, device=self.device)
-
-    def uses(self, segment: Segment, tokens: slice) -> Iterator[SegmentUse]:
-        """A segment as the tokens behind it see it."""
-        key_at = torch.arange(segment.span.start, segment.span.end)
-        first, stop = tokens.start, tokens.stop
-        if self.window is None:
-            if self.slopes is None:
-                yield SegmentUse(segment, tokens)
-            elif self.group_size > 1:
-                yield SegmentUse(segment, tokens, self.band(tokens, key_at))
-            else:
-                at = torch.tensor(self.position_ids[tokens])
-                yield SegmentUse(segment, tokens, Fading(at, key_at, self.slopes))
-            return
-        whole = bisect_left(self.position_ids, segment.span.start + self.window, first)
-        stop = bisect_left(self.position_ids, segment.span.end - 1 + self.window, first)
-        if self.slopes is not None:
-            whole = first  # under a band they all are
-        if first < whole:
-            yield SegmentUse(segment, slice(first, whole))
-        if whole < stop:
-            tokens = slice(whole, stop)
-            yield SegmentUse(segment, tokens, self.band(tokens, key_at))
-
-    def own(self) -> Sight | None:
-        """Of the fresh tokens among themselves, their heads apart."""
-        if self.slopes is None and self.window is None:
-            return None
-        if self.slopes is not None and self.window is None:
-            return FadingCausal(self.position_ids, self.slopes)
-        at = torch.tensor(self.position_ids)
-        slopes = None if self.slopes is None else self.slopes[:, None]
-        return Band(at, at, window=self.window, slopes=slopes, device=self.device)
+    return last - lowest + 1

@@ -13,28 +13,34 @@ from __future__ import annotations
 
 import hashlib
 import json
+import sys
 from dataclasses import asdict, dataclass
+from inspect import isfunction
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
 
 import torch
 import transformers
 
-from pc_rag import __version__
-from pc_rag.errors import ModelError, UnsupportedModelError
+from pc_rag.errors import UnsupportedModelError
+from pc_rag.model.attention import AttentionPass
 from pc_rag.model.cache_folder import cache_folder, recall, remember
 from pc_rag.model.detection.own_attention import can_lower, own_logits
-from pc_rag.model.detection.probing import probe_text, relative_difference, tolerance_of
+from pc_rag.model.detection.probing import probe_text, refused, relative_difference, tolerance_of
+from pc_rag.model.hf_attention import implementation_of
 from pc_rag.model.kv_view import KVView, Segment
 from pc_rag.model.positions import LayerAttention, ModelPositions
 from pc_rag.model.runner import Runner
 from pc_rag.types import Placement, Span
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from pc_rag.model.detect import Detection
     from pc_rag.model.kv_view import Tail
     from pc_rag.types import Fingerprint
 
+_VERSION = "self-check 1"
+"""Changes when what is compared does, or how pc-rag attends."""
 _NUM_STORED = 40
 _NUM_FRESH = 24
 _WINDOW = 16
@@ -45,15 +51,15 @@ _START = 331
 """Where the stored half is encoded, before it is placed at the front. A prime."""
 
 
-_PASSED: WeakKeyDictionary[Any, dict[str, SelfCheck]] = WeakKeyDictionary()
-"""Checks that models in memory have passed, by what they were then."""
+_PASSED: dict[tuple[str, frozenset[Any]], SelfCheck] = {}
+"""Checks that were passed in this process, by what the model was and the code it ran."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SelfCheck:
     """How far a model's stored and moved KV was from what the model computes by itself.
 
-    Differences are the largest one relative to the largest number.
+    Differences are relative to the largest number; see ``relative_difference``.
 
     Attributes:
         placed_difference: Of keys and values placed, to those encoded there.
@@ -94,7 +100,7 @@ def passed_check(
     *,
     is_kept: bool,
 ) -> SelfCheck:
-    """``check_model``, once for a model as long as nothing that its fingerprint covers changes.
+    """``check_model``, once in a process for models of the same fingerprint and the same code.
 
     Args:
         model: In evaluation mode.
@@ -106,21 +112,45 @@ def passed_check(
     Raises:
         UnsupportedModelError: See ``check_model``.
     """
-    implementation = model.config._attn_implementation  # noqa: SLF001 - there is no public getter
-    versions = (__version__, transformers.__version__, torch.__version__)
-    facts = (fingerprint, *versions, implementation, model.device.type)
+    versions = (_VERSION, transformers.__version__, torch.__version__)
+    where = (implementation_of(model), model.device.type, found.max_position)
+    facts = (fingerprint, *versions, *where)
     signature = hashlib.sha256(repr(facts).encode()).hexdigest()
-    passed = _PASSED.setdefault(model, {})
-    if signature in passed:
-        return passed[signature]
+    ran = (signature, code) if (code := _code_of(model)) is not None else None
+    if ran in _PASSED:
+        return _PASSED[ran]
     memo = cache_folder() / "checks" / f"{signature}.json"
-    kept = recall(memo, signature) if is_kept else None
-    if kept is not None:
-        return SelfCheck.from_json(kept)
-    passed[signature] = check_model(model, found)
-    if is_kept:
-        remember(memo, signature, passed[signature].to_json())
-    return passed[signature]
+    check = _recalled(memo, signature) if is_kept else None
+    if check is None:
+        check = check_model(model, found)
+        if is_kept:
+            remember(memo, signature, check.to_json())
+    if ran is not None:
+        _PASSED[ran] = check
+    return check
+
+
+def _code_of(model: Any) -> frozenset[Any] | None:  # noqa: ANN401 - transformers is untyped here
+    """What a model runs, as far as it is patched in practice; ``None`` where a module is its own.
+
+    That is the classes of its modules, their forwards, and the functions beside them.
+    """
+    modules = list(model.modules())
+    if any("forward" in vars(module) for module in modules):
+        return None
+    kinds = {type(module) for module in modules}
+    sources = {sys.modules[kind.__module__] for kind in kinds}
+    beside = {each for source in sources for each in vars(source).values() if isfunction(each)}
+    return frozenset(kinds | {kind.forward for kind in kinds} | beside)
+
+
+def _recalled(memo: Path, signature: str) -> SelfCheck | None:
+    """A kept check; ``None`` where there is none that can be read."""
+    kept = recall(memo, signature)
+    try:
+        return None if kept is None else SelfCheck.from_json(kept)
+    except ValueError:
+        return None  # written by another version: the check is run again
 
 
 def check_model(model: Any, found: Detection) -> SelfCheck:  # noqa: ANN401 - transformers is untyped here
@@ -138,19 +168,16 @@ def check_model(model: Any, found: Detection) -> SelfCheck:  # noqa: ANN401 - tr
     positions = _with_windows(found.positions, text.lowered)
     runner = Runner(model, positions, found.shape, frozen=found.frozen, pool_bytes=0)
     tolerance = tolerance_of(model.dtype)
-    try:
+    with refused(model):
         placed, stored = _placed(runner, text)
         if not placed <= tolerance:
             raise _failed(name, "position encoding", _PLACED, placed, tolerance)
         ours = _logits_over(runner, text, stored)
         own = own_logits(
-            model, text.token_ids, num_last=2, frozen=found.frozen, window=text.lowered
-        )
-    except UnsupportedModelError:
-        raise
-    except ModelError as error:
-        raise UnsupportedModelError(str(error), name, "attention") from error
-    difference = relative_difference(ours, own)
+            model, text.token_ids, num_last=ours.shape[1], frozen=found.frozen,
+            window=text.lowered,
+        )  # fmt: skip
+    difference = float(relative_difference(ours, own))
     if not difference <= tolerance:
         raise _failed(name, "attention", _OWN, difference, tolerance)
     return SelfCheck(
@@ -241,7 +268,7 @@ def _placed(runner: Runner, text: _Text) -> tuple[float, Segment]:
     there = _encode(runner, text, start=0)
     placed = runner.positions.place(here.keys[:, 0], -text.start)
     num_stored = text.num_stored
-    difference = max(
+    differences = torch.maximum(
         relative_difference(placed[:, :, :num_stored], there.keys[:, 0, :, :num_stored]),
         relative_difference(here.values[:, 0, :, :num_stored], there.values[:, 0, :, :num_stored]),
     )
@@ -249,7 +276,7 @@ def _placed(runner: Runner, text: _Text) -> tuple[float, Segment]:
     segment = Segment(
         here.keys[:, 0, :, rows], here.values[:, 0, :, rows], Span(0, num_stored), -text.start
     )
-    return difference, segment
+    return float(differences.max()), segment
 
 
 def _encode(runner: Runner, text: _Text, *, start: int) -> Tail:
@@ -263,9 +290,17 @@ def _encode(runner: Runner, text: _Text, *, start: int) -> Tail:
 
 
 def _logits_over(runner: Runner, text: _Text, stored: Segment) -> torch.Tensor:
-    """Logits of the last two tokens, ``[2, vocab_size]``: one is prefilled, one decoded."""
-    ids = text.token_ids[0].tolist()
-    last = len(ids) - 1
-    view = KVView((stored,), runner.pool.take(len(ids)))
-    prefilled = runner.prefill(view, ids[text.num_stored : last], range(text.num_stored, last))
-    return torch.stack((prefilled, runner.decode(view, ids[last], last)))
+    """Logits of the fresh tokens, ``[1, num_fresh, vocab_size]``; the last token is decoded."""
+    last = text.token_ids.shape[1] - 1
+    position_ids = list(range(text.num_stored, last))
+    view = KVView((stored,), runner.pool.take(len(position_ids) + 1))
+    view.tail.reserve(len(position_ids))
+    prefilled = runner.run_pass(
+        AttentionPass(view, runner.positions, position_ids),
+        text.token_ids[:, position_ids],
+        torch.tensor([position_ids]),
+        logits_behind=torch.arange(len(position_ids)),
+    )
+    view.tail.num_rows += len(position_ids)
+    decoded = runner.decode(view, int(text.token_ids[0, last]), last)
+    return torch.cat((prefilled, decoded[None, None].to(prefilled.dtype)), dim=1)

@@ -99,8 +99,8 @@ def _check_layers(config: Any, model: PreTrainedModel | None, name: str) -> None
         raise _refuse(
             name, "attention in every layer", f"it has layers of type {', '.join(others)}", needed
         )
-    kind = type(model) if model is not None else _class_of(config)
-    if getattr(kind, "_is_stateful", False):
+    code = model if model is not None else _class_of(config)
+    if getattr(code, "_is_stateful", False):
         raise _refuse(
             name,
             "attention in every layer",

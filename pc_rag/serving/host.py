@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 _ENTRIES = "kv"
 """Folder of the entries below a store, as the command line names it."""
 
+_BEHIND_ANOTHER_PREFIX = frozenset({MissReason.OTHER_PREFIX, MissReason.UNPLACED})
+"""What chunks report that would be served better behind the prompt's own head."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostSettings:
@@ -306,7 +309,7 @@ class Host:
 
     def _learn_from(self, call: Call, reply: Reply) -> None:
         uses = reply.completion.metrics.modules
-        if any(use.miss_reason is MissReason.OTHER_PREFIX for use in uses):
+        if any(use.miss_reason in _BEHIND_ANOTHER_PREFIX for use in uses):
             try:
                 self._learning = self.corpus.learn_prefix(call.shown_prompt()) or self._learning
             except (PromptCacheError, OSError) as error:  # the answer is there all the same

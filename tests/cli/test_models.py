@@ -37,8 +37,8 @@ def test_report_shows_what_was_found_when_a_model_is_supported(folder_of):
     assert "stored KV 1,024 bytes a token, 1.0 MiB for 1,000 tokens" in shown
     assert "self-check passed with" in shown
     assert "across a window of 16" in shown
-    assert "1 RoPE (32 channels) 16 capped at 5" in shown
-    assert "1 RoPE (32 channels) all before it capped at 5" in shown
+    assert "1 RoPE (32 of 32 channels) 16 capped at 5" in shown
+    assert "1 RoPE (32 of 32 channels) all before it capped at 5" in shown
 
 
 def test_report_is_one_document_when_json_is_asked_for(folder_of):

@@ -40,13 +40,15 @@ def test_numbers_are_those_of_the_store_when_stats_are_asked_for(indexed):
     assert entries["bytes_per_token"] == entries["file_bytes"] / entries["num_tokens"]
     assert entries["num_tokens"] > found["catalog"]["num_tokens"] > 0
     assert found["tiers"][0]["resident_bytes"] == entries["file_bytes"]
+    assert entries["num_texts"] == entries["num_starts"] == NUM_CHUNKS + 1
+    assert (entries["most_starts"], entries["mean_starts"]) == (1, 1.0)
 
 
 def test_numbers_are_readable_when_stats_are_for_people(indexed):
     """The table shows documents, the tier, and bytes per token beside theory."""
     done = indexed.run("stats")
     assert done.exit_code == 0
-    for part in ("documents", "tier disk", "7 entries", "bytes/token", "768", "tiny"):
+    for part in ("documents", "tier disk", "7 entries", "bytes/token", "768", "tiny", "1 starts"):
         assert part in done.stdout
 
 

@@ -65,6 +65,27 @@ def is_within_capacity(store: KVStore) -> bool:
     )
 
 
+def test_starts_are_those_of_one_text_when_it_is_held_at_several(store: KVStore) -> None:
+    """Of the same tokens, model, dtype and tenant, whatever they attended; rising, each once."""
+    ids = (5, 6, 7)
+    behind = VisibilityContext.of(Visibility.PREFIX, (1, 2), (0, 1))
+    for entry in (
+        make_entry(ids, start=40),
+        make_entry(ids, start=9),
+        make_entry(ids, start=9, context=behind),
+        make_entry(ids, start=2, fingerprint=Fingerprint("0" * 64)),
+        make_entry(ids, start=3, tenant="other"),
+        make_entry(ids, start=4, dtype=StorageDtype.BFLOAT16),
+        make_entry((*ids, 8), start=5),
+    ):
+        store.put(entry)
+    asked = make_entry(ids, start=100).address
+    assert store.starts(asked) == (9, 40)
+    store.remove(make_entry(ids, start=40).address.key)
+    assert store.starts(asked) == (9,)
+    assert store.starts(make_entry((1,)).address) == ()
+
+
 @pytest.mark.parametrize("dtype", list(StorageDtype))
 @pytest.mark.parametrize("num_tokens", [0, 1, 17])
 def test_lease_gives_the_same_bits_when_put_before(

@@ -11,7 +11,7 @@ import pytest
 from pc_rag.config import EngineConfig
 from pc_rag.errors import GenerationError
 from pc_rag.metrics import Outcome
-from pc_rag.model.hf_attention import _lock_of
+from pc_rag.model.hf_attention import model_lock
 from pc_rag.model.sampling import GenerationConfig
 from pc_rag.types import FinishReason
 from tests.support.engines import SpyStore, chunk_request, ingest, scripted, tiny_engine
@@ -39,7 +39,7 @@ def assert_nothing_is_held(engine):
     """No lease on an entry or on the prefix cache, and the lock of the model is free."""
     assert engine.store.num_leased == 0
     assert not any(node.num_leases for node in engine.prefix_tree._by_use)
-    assert not _lock_of(engine.loaded.model).locked()
+    assert not model_lock(engine.loaded.model).locked()
 
 
 def idle_bytes(engine):

@@ -209,3 +209,22 @@ def test_uncached_arm_equals_full_prefill_when_reuse_is_off(bench):
     plan = packed_plan(bench).without_reuse()
     expected = full_logits(bench.model, plan.token_ids, plan.position_ids)
     torch.testing.assert_close(bench.logits(plan), expected, **TOLERANCE)
+
+
+def test_pitfall_2_the_same_chunk_twice_equals_the_reference():
+    """Pitfall 2: one entry at two places of one prompt; its keys differ by the rotation."""
+    bench = Workbench(tiny_model("llama")[0])
+    prefix = bench.encode(PREFIX, start=0)
+    chunk = bench.encode(CHUNKS[0], start=17, context=(prefix,))
+    plan = RequestPlan(
+        (
+            cached(prefix, start=0),
+            cached(chunk, start=17),
+            cached(chunk, start=48),
+            fresh(QUESTION, 79),
+        )
+    )
+    expected = assembled_logits(bench.model, plan, bench.modules)
+    torch.testing.assert_close(bench.logits(plan), expected, **TOLERANCE)
+    view_keys = [bench.runner.positions.place(chunk.keys, shift) for shift in (0, 31)]
+    assert (view_keys[0] - view_keys[1]).abs().max() > 1e-2

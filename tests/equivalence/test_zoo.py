@@ -70,7 +70,7 @@ def test_positions_are_those_that_the_architecture_is_known_for(name):
 
 @every_architecture
 def test_e1_prefix_chunk_and_question_equal_full_prefill(name):
-    """E1: a chunk that is longer than windows are, behind the prefix it attended."""
+    """E1, pitfall 7: a chunk longer than windows are; a question of one token gives the same."""
     bench = bench_of(name)
     prefix = bench.encode(PREFIX, start=0)
     chunk = bench.encode(CHUNKS[0], start=len(PREFIX), context=(prefix,))
@@ -81,6 +81,9 @@ def test_e1_prefix_chunk_and_question_equal_full_prefill(name):
     )
     expected = full_logits(bench.model, plan.token_ids, plan.position_ids)
     torch.testing.assert_close(bench.logits(plan), expected, **close(name))
+    short = RequestPlan((*plan.parts[:2], fresh(QUESTION[:1], end)))
+    expected_short = full_logits(bench.model, short.token_ids, short.position_ids)
+    torch.testing.assert_close(bench.logits(short), expected_short, **close(name))
     other = bench.encode(CHUNKS[1] + CHUNKS[0][13:-1] + (7,), start=len(PREFIX), context=(prefix,))
     wrong = RequestPlan((plan.parts[0], cached(other, start=len(PREFIX)), plan.parts[2]))
     assert (bench.logits(wrong) - expected).abs().max() > 1e-3, "the logits ignore the chunk"
@@ -135,7 +138,7 @@ def test_e2_entries_that_saw_themselves_only_equal_one_masked_forward_pass(name)
 @pytest.mark.parametrize("name", MOVABLE)
 @pytest.mark.parametrize("shift", [1, 517])
 def test_e3_a_moved_entry_equals_one_encoded_there(name, shift):
-    """E3: placing an entry elsewhere gives the KV of encoding it there, near and far."""
+    """E3, pitfall 8: placing an entry elsewhere gives the KV of encoding it there, near and far."""
     bench = bench_of(name)
     here, there = (bench.encode(CHUNKS[0], start=start) for start in (3, 3 + shift))
     moved = bench.runner.positions.place(here.keys, shift)

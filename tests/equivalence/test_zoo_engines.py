@@ -44,7 +44,7 @@ def test_answers_equal_those_of_generate_the_reference_and_a_batch(name):
         for labels, question, repair in (
             ("ab", "\nWho sat?", "none"),
             ("bca", "\nWhy?", "link:2"),
-            ("a", "\nWhat did the cat look at?", "none"),
+            ("a", "\nHow long was it closed?", "none"),
         )
     ]
     ingest(engine, requests[1])
@@ -54,7 +54,7 @@ def test_answers_equal_those_of_generate_the_reference_and_a_batch(name):
     for share in (True, False):
         batch = engine.generate_batch(requests, SHORT, share=share)
         assert [completion.token_ids for completion in batch] == single
-    assert len(set(single)) == len(single), "answers that are all alike would show nothing"
+    assert len(set(single)) > 1, "answers that are all alike would show nothing"
     for key, states in stored_bytes(engine, requests[1]).items():
         assert all(map(torch.equal, states, before[key]))
 

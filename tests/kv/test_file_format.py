@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from pc_rag.errors import CorruptEntry, StoreError
 from pc_rag.kv import Entry, VisibilityContext
 from pc_rag.kv.file_format import (
+    EntryHeader,
     entry_file_bytes,
     read_entry,
     read_header,
@@ -94,6 +95,7 @@ def test_entry_comes_back_when_written_and_read(
     assert loaded["token_ids"].tolist() == list(token_ids)
     with io.FileIO(path) as file:
         assert read_header(file).data_start % 64 == 0
+        assert read_header(file).start == start
         verify_file(file, entry.address.key)
 
 
@@ -224,6 +226,14 @@ def test_malformed_headers_are_refused_when_read(tmp_path: Path, data: bytes) ->
     (tmp_path / "file").write_bytes(data)
     with pytest.raises(CorruptEntry):
         read(tmp_path / "file", golden_entry())
+
+
+@pytest.mark.parametrize("start", [{}, {"start": ""}, {"start": "-1"}, {"start": "two"}], ids=str)
+def test_start_is_refused_when_it_is_no_position_id(start: dict[str, str]) -> None:
+    """E10: the metadata of a damaged file may say anything."""
+    header = EntryHeader(start, StorageDtype.FLOAT32, (1, 1, 1, 1), (1, 1, 1, 1), data_start=0)
+    with pytest.raises(CorruptEntry, match="no position ID"):
+        header.start  # noqa: B018 - reading it is the test
 
 
 def test_nothing_is_allocated_when_a_header_promises_terabytes(

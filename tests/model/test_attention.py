@@ -46,13 +46,39 @@ def test_blockwise_kernel_equals_the_flash_kernel(is_causal, num_queries, dtype)
     torch.testing.assert_close(ours.double(), expected, **tolerance)
 
 
-def test_value_heads_of_another_size_take_the_blockwise_kernel():
-    """The flash kernel needs equal sizes; the other one does not."""
-    queries, keys = random(1, 2, 3, HEAD_DIM, seed=1), random(1, 2, 5, HEAD_DIM, seed=2)
-    values = random(1, 2, 5, 3, seed=3)
-    out, _ = attend_piece(queries, keys, values, scaling=0.3)
-    expected = functional.scaled_dot_product_attention(queries, keys, values, scale=0.3)
+@pytest.mark.parametrize("num_queries", [1, 5])
+@pytest.mark.parametrize("value_dim", [3, 12])
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_value_heads_of_another_size_make_no_difference(num_queries, value_dim, is_causal):
+    """The flash kernel needs equal sizes: values are padded, or another kernel is taken."""
+    queries, keys = random(1, 2, num_queries, HEAD_DIM, seed=1), random(1, 2, 5, HEAD_DIM, seed=2)
+    values = random(1, 2, 5, value_dim, seed=3)
+    options = {"scaling": 0.3, "is_causal": is_causal}
+    out, lse = attend_piece(queries, keys, values, **options)
+    expected = functional.scaled_dot_product_attention(
+        queries, keys, values, scale=0.3, is_causal=is_causal
+    )
     torch.testing.assert_close(out, expected, **CLOSE)
+    torch.testing.assert_close(lse, attend_piece(queries, keys, keys, **options)[1], **CLOSE)
+
+
+@pytest.mark.parametrize("block_scores", [1, 200, 1 << 20])
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("softcap", [None, 1.5])
+def test_small_blocks_of_scores_make_no_difference(block_scores, is_causal, softcap, monkeypatch):
+    """A query at a time or all at once, with a mask of all queries, capped or not."""
+    monkeypatch.setattr("pc_rag.model.kernels._BLOCK_SCORES", block_scores)
+    queries, keys, values = (random(2, 3, 20, HEAD_DIM, seed=seed) for seed in (1, 2, 3))
+    mask = random(1, 3, 20, 20, seed=4)
+    options = {"is_causal": is_causal, "mask": mask, "softcap": softcap}
+    out, lse = attend_by_blocks(queries, keys, values, scaling=0.4, **options)
+    scores = queries.double() @ keys.double().transpose(-1, -2) * 0.4
+    scores = scores if softcap is None else softcap * (scores / softcap).tanh()
+    scores = scores + mask
+    if is_causal:
+        scores = scores.masked_fill(torch.ones(20, 20).triu(1).bool(), float("-inf"))
+    torch.testing.assert_close(out.double(), scores.softmax(-1) @ values.double(), **CLOSE)
+    torch.testing.assert_close(lse.double(), scores.logsumexp(-1), **CLOSE)
 
 
 def dense(queries, keys, values, mask, scaling):

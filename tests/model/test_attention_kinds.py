@@ -14,20 +14,16 @@ from pc_rag.model.attention import AttentionPass
 from pc_rag.model.kv_view import KVView, Segment, Tail
 from pc_rag.model.positions import Absent, Alibi, LayerAttention, Learned, ModelPositions, Rope
 from pc_rag.types import Span
+from tests.support.dense_attention import dense, draw_kinds, slopes
 
 CLOSE = {"atol": 2e-5, "rtol": 2e-5}
 KEY_DIM = 8
 ROPE = Rope(torch.tensor([1.0, 0.3, 0.1, 0.01]))
-OTHER_ROPE = Rope(torch.tensor([0.5, 0.02]), first_channel=4)
 SCALING = 0.4
 
 
 def random(*shape, seed=0):
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
-
-
-def slopes(num_heads):
-    return 0.9 ** torch.arange(1.0, num_heads + 1)
 
 
 @dataclass
@@ -96,39 +92,9 @@ class Case:
         )
         return dense(
             queries[:, :, first:last], all_keys, all_values, at[:, None] - key_at,
-            kind=self.positions.layers[layer], softcap=self.softcap, sinks=self.sinks,
+            kind=self.positions.layers[layer], scaling=SCALING,
+            softcap=self.softcap, sinks=self.sinks,
         )  # fmt: skip
-
-
-def dense(queries, keys, values, distance, *, kind, softcap=None, sinks=None):
-    """Attention by definition: all scores, bias and mask by distance, one softmax."""
-    num_heads = queries.shape[1]
-    keys, values = (x.repeat_interleave(num_heads // x.shape[1], 1) for x in (keys, values))
-    scores = queries @ keys.transpose(-1, -2) * SCALING
-    if softcap is not None:
-        scores = softcap * torch.tanh(scores / softcap)
-    if isinstance(kind.encoding, Alibi):
-        scores = scores - kind.encoding.slopes.double()[:, None, None] * distance
-    is_hidden = distance < 0
-    if kind.window is not None:
-        is_hidden = is_hidden | (distance >= kind.window)
-    scores = scores.masked_fill(is_hidden, float("-inf"))
-    if sinks is not None:
-        column = sinks.double()[:, None, None].expand(len(scores), -1, scores.shape[2], 1)
-        scores = torch.cat([scores, column], dim=-1)
-    return scores.softmax(-1)[..., : keys.shape[2]] @ values
-
-
-def draw_kinds(data, num_heads):
-    """Three layers of one, two or three kinds."""
-    kinds = []
-    for _ in range(data.draw(st.integers(1, 3))):
-        encoding = data.draw(
-            st.sampled_from([ROPE, OTHER_ROPE, Absent(), Learned(), Alibi(slopes(num_heads))])
-        )
-        window = data.draw(st.sampled_from([None, 1, 2, 3, 6, 15, 1000]))
-        kinds.append(LayerAttention(encoding, window))
-    return ModelPositions(tuple(data.draw(st.sampled_from(kinds)) for _ in range(3)))
 
 
 def draw_case(data, *, batch_size=1, num_later=2):
@@ -291,7 +257,7 @@ def test_window_that_hides_nothing_costs_no_mask(encoding, monkeypatch):
     def refuse(*_, **__):
         raise AssertionError
 
-    monkeypatch.setattr("pc_rag.model.kind_pass.Band", refuse)
+    monkeypatch.setattr("pc_rag.model.layer_sights.Band", refuse)
     near = random(1, 2, 4, KEY_DIM, seed=3)
     stored = Segment(near, near, Span(100, 104), shift=100)
     case = long_case(LayerAttention(encoding, 10), 6, start=104, segments=[stored])

@@ -9,12 +9,13 @@ import pytest
 import torch
 
 from pc_rag.errors import ModelError
+from pc_rag.model.attention_modules import own_attention_of
 from pc_rag.model.hf_attention import own_attention
 from pc_rag.model.runner import Runner
 from tests.support.attention_models import FOREIGN, HEAD_DIM, build
 from tests.support.dense_pass import DensePass
 
-ARCHITECTURES = ("bloom", "mpt", "falcon", "gpt_neo")
+ARCHITECTURES = ("bloom", "mpt", "falcon", "gpt_neo", "xglm")
 CLOSE = {"atol": 1e-4, "rtol": 0.0}
 IDS = torch.tensor([[5, 17, 3, 80, 41, 9, 66, 23], [12, 7, 55, 5, 31, 90, 8, 44]])
 
@@ -22,7 +23,7 @@ IDS = torch.tensor([[5, 17, 3, 80, 41, 9, 66, 23], [12, 7, 55, 5, 31, 90, 8, 44]
 def run(model, spec, ids=IDS, *, start=0, kept=None):
     """Logits of a pass over ``ids`` alone, and the pass."""
     running = DensePass(spec.positions)
-    logits = Runner(model, spec.positions, pool_bytes=0).run_pass(
+    logits = Runner(model, spec.positions, spec.shape, pool_bytes=0).run_pass(
         running,
         ids,
         torch.arange(start, start + ids.shape[1])[None],
@@ -33,8 +34,12 @@ def run(model, spec, ids=IDS, *, start=0, kept=None):
 
 def attention_modules(model):
     """The modules that get another forward."""
-    names = ("BloomAttention", "MptAttention", "FalconAttention", "GPTNeoSelfAttention")
-    return [module for module in model.modules() if type(module).__name__ in names]
+    own = own_attention_of(model)
+    return [
+        module
+        for module in model.modules()
+        if f"{type(module).__module__}.{type(module).__name__}" in own.class_names
+    ]
 
 
 @torch.no_grad()
@@ -61,7 +66,7 @@ def test_keys_and_values_are_not_repeated(name):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("name", ["falcon", "falcon-grouped", "gpt_neo"])
+@pytest.mark.parametrize("name", ["falcon", "falcon-grouped", "gpt_neo", "xglm"])
 def test_position_ids_reach_models_that_take_them(name):
     """RoPE and learned positions begin where the request says."""
     spec = FOREIGN[name]
@@ -244,3 +249,18 @@ def test_hooks_of_accelerate_run_when_modules_are_swapped(name):
     assert module._old_forward is aside
     hooks.remove_hook_from_module(module)
     assert torch.equal(model(IDS).logits, expected)
+
+
+@torch.no_grad()
+def test_passes_reach_the_model_when_it_is_compiled():
+    """Neither a pass nor a forward is baked in: each pass is served, and the owner as before."""
+    spec = FOREIGN["falcon"]
+    model = build(spec)
+    expected = model(IDS).logits
+    for module in attention_modules(model):
+        module.compile(backend="eager")
+    for _ in range(2):
+        assert torch.equal(model(IDS).logits, expected)
+        logits, running = run(model, spec)
+        torch.testing.assert_close(logits, expected, **CLOSE)
+        assert running.num_layers_served == 2

@@ -159,7 +159,12 @@ def test_passes_equal_masked_attention_of_every_sequence_alone(data):
             random(1, heads, len(sequences), HEAD_DIM, seed=heads + 10 * step)
             for heads in (NUM_HEADS, 2, 2)
         ]
-        running = decode_pass([sequences[n] for n in order], rotations, torch.float32)
+        running = decode_pass(
+            [sequences[n] for n in order],
+            [sequences[n].position_ids[-1] + step for n in order],
+            rotations,
+            torch.float32,
+        )
         out = running.attend(0, *one, scaling=0.4)
         running.commit()
         for place, number in enumerate(order):

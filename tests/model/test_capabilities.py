@@ -35,11 +35,25 @@ def test_numbers_are_the_models_when_it_is_described():
     assert [(kind.num_layers, kind.window, kind.softcap) for kind in found.layers] == [
         (1, 16, 5.0), (1, None, 5.0),
     ]  # fmt: skip
-    assert [kind.rotary_dim for kind in found.layers] == [32, 32]
+    assert [(kind.rotary_dim, kind.key_dim) for kind in found.layers] == [(32, 32), (32, 32)]
     assert not any(kind.has_sinks for kind in found.layers)
     assert found.bytes_per_token == 2 * 2 * 2 * 32 * 4  # layers, heads, keys and values, bytes
     assert (found.dtype, found.max_position) == ("float32", 2048)
     assert found.self_check.own_difference <= found.self_check.tolerance
+
+
+def test_factors_are_named_when_frequencies_are_held():
+    """LongRoPE serves its original length with short factors, and all of it with long ones."""
+    model = tiny_model("phi3")
+    short, long = (capabilities_of(wrap_model(*model, max_position=n)) for n in (None, 2048))
+    assert (short.layers[0].encoding, short.max_position) == (
+        "RoPE, partial, LongRoPE (short factors)",
+        1024,
+    )
+    assert (long.layers[0].encoding, long.max_position) == (
+        "RoPE, partial, LongRoPE (long factors)",
+        2048,
+    )
 
 
 def test_sinks_are_told_when_a_model_has_them():

@@ -91,7 +91,9 @@ def test_logits_are_those_of_stock_attention(name):
     """
     spec = (INTERFACED | NEWLY_INTERFACED)[name]
     model = build(spec)
-    runner = Runner(model, spec.positions, pool_bytes=0)
+    if any(hasattr(module, "_attn") for module in model.modules()):
+        pytest.skip("this version of transformers has it attend by itself")
+    runner = Runner(model, spec.positions, spec.shape, pool_bytes=0)
     token_ids = torch.tensor([[5, 17, 3, 80, 41, 9, 66], [12, 7, 55, 5, 31, 90, 8]])
     for start in (0, 20):
         position_ids = torch.arange(start, start + 7)[None]

@@ -9,7 +9,7 @@ import shutil
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import BartConfig, GPT2Config
+from transformers import BartConfig, RwkvConfig
 from transformers.utils import logging as transformers_logging
 
 from pc_rag.engine import PromptCache
@@ -202,7 +202,7 @@ def test_model_is_refused_when_a_weight_is_missing(folder):
         load_model(folder, device="cpu")
 
 
-@pytest.mark.parametrize("config", [BartConfig(), GPT2Config()], ids=["bart", "gpt2"])
+@pytest.mark.parametrize("config", [BartConfig(), RwkvConfig()], ids=["bart", "rwkv"])
 def test_unsupported_model_is_refused_before_its_weights_are_read(tmp_path, config):
     """The folder holds no weights at all, and the reason is still the architecture."""
     config.save_pretrained(tmp_path)

@@ -172,7 +172,7 @@ _ROWS = (
         bfloat16_fields=_ALL_EXPERTS,
     ),
     Architecture(
-        "phi3", "Phi-3 and Phi-4", "Phi3ForCausalLM", "RoPE, partial, longrope",
+        "phi3", "Phi-3 and Phi-4", "Phi3ForCausalLM", "RoPE, partial, LongRoPE (short factors)",
         fields=_GQA | {
             "original_max_position_embeddings": ORIGINAL_POSITIONS,
             "partial_rotary_factor": 0.75, "sliding_window": None, "pad_token_id": 0,
@@ -207,7 +207,7 @@ _ROWS = (
     ),
     Architecture(
         "gptj", "GPT-J", "GPTJForCausalLM", "RoPE, partial, interleaved",
-        fields={"rotary_dim": 8},
+        fields={"rotary_dim": 8, "n_inner": 64},
     ),
     Architecture(
         "phi", "Phi-1 and Phi-2", "PhiForCausalLM", "RoPE, partial",
@@ -242,13 +242,12 @@ _ROWS = (
         "gemma", "Gemma", "GemmaForCausalLM", "RoPE",
         fields={
             "num_key_value_heads": 1, "head_dim": 32, "pad_token_id": 0,
-            "tie_word_embeddings": True,
         },
     ),
     Architecture(
         "gemma2", "Gemma 2", "Gemma2ForCausalLM", "RoPE", _SLIDING,
         _GQA | {
-            "head_dim": 32, "pad_token_id": 0, "tie_word_embeddings": True,
+            "head_dim": 32, "pad_token_id": 0, "attn_implementation": "eager",
             "query_pre_attn_scalar": 24, "attn_logit_softcapping": 5.0,
             "final_logit_softcapping": 10.0, "sliding_window": WINDOW, "layer_types": _MIXED,
         },
@@ -257,7 +256,7 @@ _ROWS = (
         "gemma3_text", "Gemma 3", "Gemma3ForCausalLM", "RoPE; RoPE, linear scaling",
         _SLIDING,
         _GQA | {
-            "head_dim": 32, "pad_token_id": 0, "tie_word_embeddings": True,
+            "head_dim": 32, "pad_token_id": 0,
             "query_pre_attn_scalar": 24, "sliding_window": WINDOW, "layer_types": _MIXED,
             "rope_parameters": {
                 "sliding_attention": _ROPE,

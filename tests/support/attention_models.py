@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import transformers
 
+from pc_rag.model.buffer_pool import KVShape
 from pc_rag.model.positions import Absent, Alibi, LayerAttention, ModelPositions
 
 HIDDEN_SIZE = 32
@@ -40,6 +41,11 @@ class TinySpec:
         encoding = Absent() if self.slopes is None else Alibi(self.slopes)
         kinds = {window: LayerAttention(encoding, window) for window in self.windows}
         return ModelPositions(tuple(kinds[window] for window in self.windows))
+
+    @property
+    def shape(self) -> KVShape:
+        """What its layers are expected to hand on, where values are as wide as keys."""
+        return KVShape(len(self.windows), self.num_kv_heads, HEAD_DIM, HEAD_DIM)
 
 
 _NEW_FALCON = {"new_decoder_architecture": True, "num_kv_heads": 2}
@@ -75,6 +81,7 @@ FOREIGN = {
         {"attention_types": [[["global", "local"], 1]], "window_size": 4},
         windows=(None, 4),
     ),
+    "xglm": TinySpec("XGLM", {"ffn_dim": 48, "init_std": 0.3}),
 }
 """Architectures that do not call transformers' attention interface."""
 
@@ -158,6 +165,7 @@ _SIZES = {
 _OTHER_NAMES = {
     "Bloom": ("hidden_size", "n_layer", "n_head", None, None),
     "Mpt": ("d_model", "n_layers", "n_heads", None, None),
+    "XGLM": ("d_model", "num_layers", "attention_heads", None, "max_position_embeddings"),
     "GPTNeo": ("hidden_size", "num_layers", "num_heads", None, "max_position_embeddings"),
     "GPT2": ("n_embd", "n_layer", "n_head", "n_inner", "n_positions"),
     "GPTBigCode": ("n_embd", "n_layer", "n_head", "n_inner", "n_positions"),

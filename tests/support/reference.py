@@ -8,14 +8,20 @@ position IDs is in ``stock_attention``.
 from __future__ import annotations
 
 import inspect
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers import DynamicCache
 
 from pc_rag.layout.plan import Fresh, RequestPlan
-from tests.support.stock_attention import attending, frequencies, has_latent_cache, is_interleaved
+from tests.support.stock_attention import (
+    attending,
+    frequencies,
+    has_latent_cache,
+    has_learned_positions,
+    is_interleaved,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -82,7 +88,10 @@ class _Row:
 
 
 def assembled_logits(model: Any, plan: RequestPlan, modules: Mapping[str, Module]) -> torch.Tensor:
-    """Each module alone at its encoded span, keys moved in float64, fresh tokens densely behind."""
+    """Each module alone at its encoded span, keys moved in float64, fresh tokens densely behind.
+
+    Where positions are learned nothing can move: each module is encoded where it stands instead.
+    """
     rows: list[tuple[list[torch.Tensor], list[torch.Tensor]]] = []
     positions: list[int] = []
     fresh_ids: list[int] = []
@@ -94,9 +103,12 @@ def assembled_logits(model: Any, plan: RequestPlan, modules: Mapping[str, Module
             fresh_positions += part_positions
             continue
         cut = slice(part.rows.start, part.rows.end)
-        layers = zip(*module_kv(model, modules[part.key]), strict=True)
+        module, shift = modules[part.key], part.shift
+        if has_learned_positions(model):
+            module, shift = replace(module, start=part.occurrence.start), 0
+        layers = zip(*module_kv(model, module), strict=True)
         moved = [
-            move(model, layer, keys[:, cut], values[:, cut], part.shift)
+            move(model, layer, keys[:, cut], values[:, cut], shift)
             for layer, (keys, values) in enumerate(layers)
         ]
         rows.append(([keys for keys, _ in moved], [values for _, values in moved]))

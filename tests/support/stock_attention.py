@@ -15,10 +15,14 @@ from unittest.mock import patch
 import torch
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
+
+    _Replacement = tuple[Any, str, Callable[..., Any]]
 
 _INTERLEAVED = frozenset({"cohere", "cohere2", "deepseek_v2", "gptj"})
 """Model types whose rotated pairs are neighbouring channels, as their papers have it."""
+
+_LEARNED = frozenset({"gpt2", "gpt_bigcode", "gpt_neo", "opt"})
 
 
 @contextmanager
@@ -36,7 +40,7 @@ def attending(
     distances = torch.tensor(list(queries_at))[:, None] - torch.tensor(list(keys_at))[None, :]
     blocked = torch.finfo(model.dtype).min
 
-    def dense(**_: Any) -> torch.Tensor:
+    def dense(*_: Any, **__: Any) -> torch.Tensor:
         return torch.zeros(mask.shape, dtype=model.dtype).masked_fill(~mask, blocked)[None, None]
 
     def windowed(*, config: Any, **_: Any) -> torch.Tensor:
@@ -44,20 +48,29 @@ def attending(
 
     modeling = sys.modules[type(model).__module__]
     with ExitStack() as stack:
-        for name, function in (
-            ("create_causal_mask", dense),
-            ("create_sliding_window_causal_mask", windowed),
+        for owner, name, function in (
+            (modeling, "create_causal_mask", dense),
+            (modeling, "create_sliding_window_causal_mask", windowed),
+            *_old_masks(modeling, model, dense),
         ):
-            if hasattr(modeling, name):
-                stack.enter_context(patch.object(modeling, name, function))
+            if hasattr(owner, name):
+                stack.enter_context(patch.object(owner, name, function))
         for name, slopes in _slopes(modeling, model):
-            biases = -slopes[:, None, None] * distances
-            biases = biases.to(model.dtype)
+            biases = (-slopes[:, None, None] * distances).to(model.dtype)
             stack.enter_context(patch.object(modeling, name, lambda *_, _b=biases, **__: _b))
         for module in model.modules():
             if type(module).__name__ == "GPTNeoSelfAttention":
                 stack.enter_context(patch.object(module, "bias", _local(module, mask, distances)))
         yield
+
+
+def _old_masks(modeling: Any, model: Any, dense: Callable[..., Any]) -> Iterator[_Replacement]:
+    """How some models made masks before transformers did it in one place for all (5.0)."""
+    yield modeling, "_prepare_4d_causal_attention_mask", dense
+    for module in model.modules():
+        yield module, "_prepare_4d_causal_attention_mask_with_cache_position", dense
+    converter = getattr(modeling, "AttentionMaskConverter", None)
+    yield converter, "_ignore_causal_mask_sdpa", lambda *_, **__: False
 
 
 def _slopes(modeling: Any, model: Any) -> Iterator[tuple[str, torch.Tensor]]:
@@ -84,11 +97,7 @@ def _local(module: Any, mask: torch.Tensor, distances: torch.Tensor) -> torch.Te
 
 
 def frequencies(model: Any, layer: int) -> torch.Tensor | None:
-    """Radians per position ID of a layer's rotated pairs, float64; ``None`` where none is rotated.
-
-    Raises:
-        NotImplementedError: The model's positions are learned, so nothing of it can move.
-    """
+    """Radians per position ID of a layer's rotated pairs, float64; ``None`` where none is."""
     config = model.config
     kinds = getattr(config, "layer_types", None)
     is_full = kinds is not None and kinds[layer] == "full_attention"
@@ -105,11 +114,13 @@ def frequencies(model: Any, layer: int) -> torch.Tensor | None:
         return buffers[f"{kinds[layer]}_inv_freq"].double()
     if "inv_freq" in buffers:
         return buffers["inv_freq"].double()
-    if config.model_type == "gptj":  # it holds sines and cosines instead
-        channels = torch.arange(0, config.rotary_dim, 2, dtype=torch.float64)
-        return 10000.0 ** (-channels / config.rotary_dim)
-    message = f"positions of {config.model_type} cannot be moved"
-    raise NotImplementedError(message)
+    channels = torch.arange(0, config.rotary_dim, 2, dtype=torch.float64)  # GPT-J: no buffer
+    return 10000.0 ** (-channels / config.rotary_dim)
+
+
+def has_learned_positions(model: Any) -> bool:
+    """Whether positions are rows of a table, added to the embeddings."""
+    return model.config.model_type in _LEARNED
 
 
 def is_interleaved(model: Any) -> bool:

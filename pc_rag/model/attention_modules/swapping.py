@@ -11,13 +11,20 @@ from pc_rag.model.attention_modules.bloom import BLOOM
 from pc_rag.model.attention_modules.falcon import FALCON
 from pc_rag.model.attention_modules.gpt_neo import GPT_NEO
 from pc_rag.model.attention_modules.mpt import MPT
+from pc_rag.model.attention_modules.xglm import XGLM
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from pc_rag.model.attention_modules.base import OwnAttention
 
-_BY_MODEL_TYPE = {"bloom": BLOOM, "falcon": FALCON, "gpt_neo": GPT_NEO, "mpt": MPT}
+_BY_MODEL_TYPE = {
+    "bloom": BLOOM,
+    "falcon": FALCON,
+    "gpt_neo": GPT_NEO,
+    "mpt": MPT,
+    "xglm": XGLM,
+}
 
 
 def own_attention_of(model: Any) -> OwnAttention | None:  # noqa: ANN401 - transformers is untyped here
@@ -46,18 +53,29 @@ def swapped_forwards(model: Any) -> Iterator[None]:  # noqa: ANN401 - as above
             f"attend with a class that pc-rag knows ({', '.join(own.class_names)}); the KV of the "
             "others would be missing. Give pc-rag the model as transformers loads it"
         )
-    places = [(module, _attribute_of(module)) for module in modules]
-    before = [vars(module).get(attribute) for module, attribute in places]
+    swaps = [(module, _attribute_of(module), partial(own.forward, module)) for module in modules]
+    with instance_attributes(swaps):
+        yield
+
+
+@contextmanager
+def instance_attributes(swaps: Sequence[tuple[Any, str, Callable[..., Any]]]) -> Iterator[None]:
+    """Give instances attributes in place of what their classes, or they themselves, have.
+
+    Args:
+        swaps: An instance, the name of its attribute, and what stands there meanwhile.
+    """
+    before = [vars(instance).get(name) for instance, name, _ in swaps]
     try:
-        for module, attribute in places:
-            setattr(module, attribute, partial(own.forward, module))
+        for instance, name, value in swaps:
+            setattr(instance, name, value)
         yield
     finally:
-        for (module, attribute), former in zip(places, before, strict=True):
+        for (instance, name, _), former in zip(swaps, before, strict=True):
             if former is None:
-                vars(module).pop(attribute, None)
+                vars(instance).pop(name, None)
             else:
-                setattr(module, attribute, former)
+                setattr(instance, name, former)
 
 
 def _class_name(module: Any) -> str:  # noqa: ANN401 - as above

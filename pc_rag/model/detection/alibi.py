@@ -11,6 +11,7 @@ from pc_rag.model.detection.own_attention import own_logits
 from pc_rag.model.detection.probing import (
     probe_text,
     recording_runner,
+    refused,
     relative_difference,
     tolerance_of,
 )
@@ -46,7 +47,8 @@ def find_bias(
         UnsupportedModelError: No known biases give the model's own logits.
     """
     text = probe_text(model, _NUM_TOKENS)
-    own = own_logits(model, text, num_last=_NUM_LAST, frozen=frozen)
+    with refused(model):
+        own = own_logits(model, text, num_last=_NUM_LAST, frozen=frozen)
     runner = recording_runner(model, frozen)
 
     def difference(slopes: torch.Tensor | None) -> float:
@@ -57,7 +59,7 @@ def find_bias(
             torch.arange(_NUM_TOKENS)[None],
             logits_behind=last,
         )
-        return relative_difference(logits[0], own)
+        return float(relative_difference(logits, own))
 
     worst, slopes = min(
         ((difference(slopes), slopes) for slopes in _candidates(model, calls[0])),

@@ -8,7 +8,7 @@ import torch
 
 from pc_rag.errors import UnsupportedModelError
 from pc_rag.model.detection.frequencies import rotations
-from pc_rag.model.detection.probing import find_tables, tolerance_of
+from pc_rag.model.detection.probing import find_tables, relative_difference, tolerance_of
 from pc_rag.model.positions import Absent, Learned
 
 if TYPE_CHECKING:
@@ -58,19 +58,12 @@ def _differences(encoding: PositionEncoding, probed: Probe) -> torch.Tensor:
     return torch.stack(
         [
             torch.maximum(
-                _by_layer(encoding.place(probed.keys, shift), keys),
-                _by_layer(probed.values, values),
+                relative_difference(encoding.place(probed.keys, shift), keys),
+                relative_difference(probed.values, values),
             )
             for shift, (keys, values) in probed.moved.items()
         ]
     )
-
-
-def _by_layer(ours: torch.Tensor, theirs: torch.Tensor) -> torch.Tensor:
-    """Largest difference relative to the largest magnitude, ``[num_layers]``."""
-    difference = (ours.float() - theirs.float()).abs().flatten(1).amax(dim=1)
-    scale = theirs.float().abs().flatten(1).amax(dim=1).clamp_min(1e-6)
-    return (difference / scale).nan_to_num(nan=float("inf"), posinf=float("inf")).cpu()
 
 
 def _unexplained(model: Any, layer: int, shift: int, difference: float) -> UnsupportedModelError:  # noqa: ANN401 - as above

@@ -34,13 +34,13 @@ def own_logits(
         window: The size that sliding windows are lowered to meanwhile; ``None`` leaves them.
 
     Returns:
-        ``[num_last, vocab_size]``, float32.
+        ``[1, num_last, vocab_size]`` in the model's dtype.
     """
     with torch.inference_mode(), model_lock(model), held(frozen), _lowered(model, window):
         logits: torch.Tensor = model(
             input_ids=token_ids.to(model.device), use_cache=False, return_dict=True
         ).logits
-    return logits[0, -num_last:].float()
+    return logits[:, -num_last:]
 
 
 def can_lower(model: Any) -> bool:  # noqa: ANN401 - as above

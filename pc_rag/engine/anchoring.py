@@ -7,7 +7,7 @@ tokens, encoded at the start where they stand, behind what they attended there::
 
     encoded    |prefix|module b|
     plan       |prefix|module a|module b|       module b would be moved
-    pinned     |prefix|module a|module b'|      b' is encoded here, behind the prefix
+    anchored   |prefix|module a|module b'|      b' is encoded here, behind the prefix
 
 Nothing is encoded here: the request gets the recipe, and whoever runs it finds the entry stored or
 makes and stores it. Token ids and position IDs of a plan never change.
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from pc_rag.types import ModuleKey
 
 
-def pinned(request: Request, *, max_position: int) -> Request:
+def anchored(request: Request, *, max_position: int) -> Request:
     """The request with every part read from an entry that was encoded where the part stands.
 
     What an entry attended stands, in the other one's recipe, where it stands in this request: where
@@ -49,19 +49,19 @@ def pinned(request: Request, *, max_position: int) -> Request:
     """
     if not any(part.shift for part in request.plan.cached):
         return request
-    pins = _Pins(request, max_position)
-    moved = tuple(pins.part(part) for part in request.plan.parts)
-    recipes = {**request.recipes, **pins.recipes}
+    anchors = _Anchors(request, max_position)
+    moved = tuple(anchors.part(part) for part in request.plan.parts)
+    recipes = {**request.recipes, **anchors.recipes}
     plan = RequestPlan(tuple(_with_exact_hits(moved, recipes)))
     return replace(request, plan=plan, recipes=recipes)
 
 
-class _Pins:
+class _Anchors:
     """The entries that a request reads instead of moved ones.
 
     Args:
         request: The request.
-        max_position: As of ``pinned``.
+        max_position: As of ``anchored``.
 
     Attributes:
         recipes: How to make those that it had no recipe for, and their contexts.
