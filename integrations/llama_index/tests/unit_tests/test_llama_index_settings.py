@@ -55,7 +55,7 @@ def llm(corpus):
         ({"completion_to_prompt": lambda prompt: f"[INST]{prompt}"}, "give chat_template"),
         ({"query_wrapper_prompt": PromptTemplate("<|USER|>{query_str}")}, "query_wrapper_prompt"),
     ],
-    ids=str,
+    ids=lambda value: value if isinstance(value, str) else "-".join(value),
 )
 def test_settings_are_refused_when_they_make_no_sense(corpus, given_settings, named):
     """At construction, by an error of ours that is no ``ValueError``, which LlamaIndex swallows."""
