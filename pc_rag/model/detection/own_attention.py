@@ -36,9 +36,15 @@ def own_logits(
     Returns:
         ``[1, num_last, vocab_size]`` in the model's dtype.
     """
+    token_ids = token_ids.to(model.device)
+    arguments: dict[str, Any] = {}
+    if getattr(model.config, "alibi", False):
+        # Falcon's code multiplies slopes and places of the mask in bfloat16, which depends on where
+        # a text stands. A mask in float32 gives the biases that its slopes define.
+        arguments["attention_mask"] = torch.ones_like(token_ids, dtype=torch.float32)
     with torch.inference_mode(), model_lock(model), held(frozen), _lowered(model, window):
         logits: torch.Tensor = model(
-            input_ids=token_ids.to(model.device), use_cache=False, return_dict=True
+            input_ids=token_ids, use_cache=False, return_dict=True, **arguments
         ).logits
     return logits[:, -num_last:]
 
