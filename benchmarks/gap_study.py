@@ -100,12 +100,13 @@ class Study:
             "max_position": self.loaded.max_position,
             "num_chunks": NUM_CHUNKS,
             "tasks": {task: tasks.count(task) for task in dict.fromkeys(tasks)},
+            "question_tasks": tasks,
             "prompt_tokens": {"min": min(counts), "max": max(counts)},
             "cells": [
                 self._record(cell, ends[cell], limit)
                 | {
                     "arms": {
-                        arm.value: arm_result([each[cell, arm] for each in scores], tasks)
+                        arm.value: arm_result([each[cell, arm] for each in scores])
                         for arm in (Arm if cell in read else ())
                     }
                 }

@@ -46,19 +46,14 @@ def _perplexity(scores: Sequence[Scores], name: str) -> dict[str, float]:
     return {"value": float(np.exp(sums.sum() / counts.sum())), "low": low, "high": high}
 
 
-def arm_result(scores: Sequence[Scores], tasks: Sequence[str]) -> dict[str, Any]:
+def arm_result(scores: Sequence[Scores]) -> dict[str, Any]:
     """What is reported of one cell in one arm.
 
     Args:
         scores: One of each question.
-        tasks: Where each question comes from.
     """
-    by_task = {
-        task: summary([each for each, of in zip(scores, tasks, strict=True) if of == task])
-        for task in dict.fromkeys(tasks)
-    }
     columns = {name: [each[name] for each in scores] for name in scores[0]}
-    return {"summary": summary(scores), "by_task": by_task, "scores": columns}
+    return {"summary": summary(scores), "scores": columns}
 
 
 def rounded(value: Any) -> Any:
@@ -84,13 +79,15 @@ def tables(results: Mapping[str, Any]) -> str:
         f"{results['num_chunks']} chunks in each; {results['machine']}, torch {versions['torch']}, "
         f"transformers {versions['transformers']}."
     )
-    lines = [run]
+    lines = [run, "", *_levels(results)]
     for arm in Arm:
         lines += ["", f"**{arm}**", "", *_HEAD]
         lines += [_row(cell, arm) for cell in results["cells"]]
     return "\n".join(lines)
 
 
+_LONG = 10_000
+"""From here on numbers are written by their order of magnitude."""
 _COLUMNS = (
     "gaps",
     "size of each",
@@ -103,6 +100,24 @@ _COLUMNS = (
     "same answer %",
 )
 _HEAD = (f"| {' | '.join(_COLUMNS)} |", "|---" * len(_COLUMNS) + "|")
+
+
+def _levels(results: Mapping[str, Any]) -> list[str]:
+    """What the arms reach without gaps, by task."""
+    lines = ["| without gaps | arm | perplexity | EM % | F1 % |", "|---|---|---|---|---|"]
+    gapless = results["cells"][0]["arms"]
+    for task in results["tasks"]:
+        of_task = [n for n, each in enumerate(results["question_tasks"]) if each == task]
+        for arm in Arm:
+            columns = gapless[arm.value]["scores"]
+            row = summary([{name: columns[name][n] for name in columns} for n in of_task])
+            cells = [
+                _written(row["perplexity"], 2),
+                _written(row["exact_match"], 0, factor=100),
+                _written(row["f1"], 0, factor=100),
+            ]
+            lines.append(f"| {task} | {arm} | " + " | ".join(cells) + " |")
+    return lines
 
 
 def _row(cell: Mapping[str, Any], arm: Arm) -> str:
@@ -126,5 +141,8 @@ def _row(cell: Mapping[str, Any], arm: Arm) -> str:
 
 def _written(each: Mapping[str, float], digits: int, *, factor: float = 1.0) -> str:
     middle = each["mean"] if "mean" in each else each["value"]
-    texts = [f"{factor * value:,.{digits}f}" for value in (middle, each["low"], each["high"])]
-    return f"{texts[0]} [{texts[1]}, {texts[2]}]"
+    middle, low, high = (
+        f"{value:.0e}" if value >= _LONG else f"{value:,.{digits}f}"
+        for value in (factor * each for each in (middle, each["low"], each["high"]))
+    )
+    return f"{middle} [{low}, {high}]"
