@@ -180,6 +180,19 @@ def test_chunks_are_encoded_where_the_first_stands_under_module():
         assert len(corpus.starts(CAT_ID)) == 1
 
 
+def test_e1_chunk_is_not_exact_under_module_when_it_stands_where_it_was_encoded():
+    """It never attended the prefix before it; the exact prefix cache must not take it for text."""
+    with fixed(visibility="module", prefix_cache_bytes=1 << 26) as corpus:
+        corpus.add(TEXTS)
+        answers = [
+            corpus.generate(prompt(corpus, CAT), SHORT, reuse=reuse)
+            for reuse in (False, True, True, False)
+        ]
+        assert answers[0].token_ids == answers[3].token_ids
+        assert answers[1].token_ids == answers[2].token_ids != answers[0].token_ids
+        assert chunk_uses(answers[1])[0].hit_kind is HitKind.COMPOSED
+
+
 def test_scaffold_is_read_where_it_stands_and_reclaimed_everywhere():
     """Chunks that were encoded together are encoded together again, at another start."""
     with fixed() as corpus:
