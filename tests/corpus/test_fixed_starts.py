@@ -242,9 +242,21 @@ def test_chunk_is_refused_with_numbers_when_it_cannot_stand_behind_the_prefix():
         corpus.add([CAT])
         assert corpus.starts(CAT_ID) == (start,)
     with opened(loaded=positions(needed - 1)) as corpus:
-        with pytest.raises(LayoutError, match=rf"{len(CAT)} tokens.* ends at {needed - 1}"):
+        refusal = rf"{len(CAT)} tokens.* ends at {needed - 1}.*chunk_tokens.*shorter prefix"
+        with pytest.raises(LayoutError, match=refusal):
             corpus.add([CAT])
         assert num_entries(corpus) == 0
+
+
+def test_document_is_refused_whole_when_a_chunk_of_it_fits_no_prompt():
+    """Positions that move count BOS only. What came before it stays; nothing of it is left."""
+    limited = wrap_model(*tiny_model("bloom", max_position_embeddings=200))
+    with opened(loaded=limited, chunk_tokens=400) as corpus:
+        long = " ".join([DOG] * 4)
+        with pytest.raises(LayoutError, match=r"'b'.* needs 1 for others.*\(chunk_tokens\)$"):
+            corpus.add(named(a=CAT, b=long, c=FISH))
+        assert [each.id for each in corpus.documents()] == ["a"]
+        assert num_entries(corpus) == 2  # the prefix and the first document's chunk
 
 
 def test_chunk_is_left_out_when_it_cannot_stand_behind_an_adopted_prefix():
