@@ -85,8 +85,9 @@ class ChunkEntries:
         """
         limit = self._engine.max_position
         num_others = len(self._engine.loaded.tokenizer.bos_ids) + 1  # at least one is generated
-        if self._is_fixed:
-            num_others = max(num_others, len(prefix) + 1)
+        if self._is_fixed and len(prefix) + 1 > num_others:
+            num_others = len(prefix) + 1
+            advice += ", or give the corpus a shorter prefix (PromptFormat)"
         if num_tokens + num_others > limit:
             raise LayoutError(
                 f"{what} has {num_tokens} tokens; the context ends at {limit} and a prompt needs "

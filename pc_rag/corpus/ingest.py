@@ -277,7 +277,7 @@ class Ingest:
             self._check_fits(
                 f"document {id_!r}: chunk {chunk.text[:40]!r}...",
                 len(chunk.token_ids),
-                "Use shorter chunks (chunk_tokens), or a shorter prefix",
+                "Use shorter chunks (chunk_tokens)",
             )
         # A tokenizer may drop a text whole, such as one of zero-width characters.
         return tuple(chunk for chunk in chunks if chunk.token_ids)

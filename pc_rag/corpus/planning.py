@@ -249,7 +249,8 @@ class RequestPlanner:
         head = head_of(cut)
         known = longest_prefix_of(head, prefixes)
         behind = known or prefixes[0]
-        sees_context = head == behind.token_ids
+        # Under ``module`` a chunk attended nothing, though it may stand where it was encoded.
+        sees_context = head == behind.token_ids and bool(behind.context_keys) == bool(head)
         recipes: dict[str, EntryRecipe] = {}
         pieces = [*_head_pieces(head, known, chain)]
         for piece in _behind_head(cut):

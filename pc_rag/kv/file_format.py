@@ -61,6 +61,10 @@ _TORCH_DTYPES = {
 }
 
 
+_MAX_START_DIGITS = 19
+"""Of a position ID, which has 64 bits; ``int`` refuses thousands with an error of its own."""
+
+
 @dataclass(frozen=True, slots=True)
 class EntryHeader:
     """The header of an entry's file, checked against the size of the file.
@@ -87,8 +91,8 @@ class EntryHeader:
             CorruptEntry: The metadata do not say.
         """
         text = self.metadata.get("start", "")
-        if not (text.isascii() and text.isdecimal()):
-            _fail(f"start {text!r} is no position ID")
+        if not (text.isascii() and text.isdecimal() and len(text) <= _MAX_START_DIGITS):
+            _fail(f"start {text[:_MAX_START_DIGITS]!r} is no position ID")
         return int(text)
 
     @property

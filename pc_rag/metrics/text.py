@@ -20,7 +20,8 @@ REASONS: Final[Mapping[MissReason, str]] = {
     MissReason.REPAIRED: "the repair policy recomputed every token of it",
     MissReason.REUSE_OFF: "the request asked for the uncached arm",
     MissReason.SPLIT: "the prompt holds only a part of it, as when a caller splits chunks",
-    MissReason.UNPLACED: "positions are fixed, and what it attends cannot stand before it here",
+    MissReason.UNPLACED: "positions are learned, and the prefix that it is encoded behind does not "
+    "end before it here (adopt the prompt's own), or it does not end within them",
 }
 """What each reason means; a reason that is not here speaks for itself."""
 

@@ -180,6 +180,19 @@ def test_chunks_are_encoded_where_the_first_stands_under_module():
         assert len(corpus.starts(CAT_ID)) == 1
 
 
+def test_e1_chunk_is_not_exact_under_module_when_it_stands_where_it_was_encoded():
+    """It never attended the prefix before it; the exact prefix cache must not take it for text."""
+    with fixed(visibility="module", prefix_cache_bytes=1 << 26) as corpus:
+        corpus.add(TEXTS)
+        answers = [
+            corpus.generate(prompt(corpus, CAT), SHORT, reuse=reuse)
+            for reuse in (False, True, True, False)
+        ]
+        assert answers[0].token_ids == answers[3].token_ids
+        assert answers[1].token_ids == answers[2].token_ids != answers[0].token_ids
+        assert chunk_uses(answers[1])[0].hit_kind is HitKind.COMPOSED
+
+
 def test_scaffold_is_read_where_it_stands_and_reclaimed_everywhere():
     """Chunks that were encoded together are encoded together again, at another start."""
     with fixed() as corpus:
@@ -229,9 +242,21 @@ def test_chunk_is_refused_with_numbers_when_it_cannot_stand_behind_the_prefix():
         corpus.add([CAT])
         assert corpus.starts(CAT_ID) == (start,)
     with opened(loaded=positions(needed - 1)) as corpus:
-        with pytest.raises(LayoutError, match=rf"{len(CAT)} tokens.* ends at {needed - 1}"):
+        refusal = rf"{len(CAT)} tokens.* ends at {needed - 1}.*chunk_tokens.*shorter prefix"
+        with pytest.raises(LayoutError, match=refusal):
             corpus.add([CAT])
         assert num_entries(corpus) == 0
+
+
+def test_document_is_refused_whole_when_a_chunk_of_it_fits_no_prompt():
+    """Positions that move count BOS only. What came before it stays; nothing of it is left."""
+    limited = wrap_model(*tiny_model("bloom", max_position_embeddings=200))
+    with opened(loaded=limited, chunk_tokens=400) as corpus:
+        long = " ".join([DOG] * 4)
+        with pytest.raises(LayoutError, match=r"'b'.* needs 1 for others.*\(chunk_tokens\)$"):
+            corpus.add(named(a=CAT, b=long, c=FISH))
+        assert [each.id for each in corpus.documents()] == ["a"]
+        assert num_entries(corpus) == 2  # the prefix and the first document's chunk
 
 
 def test_chunk_is_left_out_when_it_cannot_stand_behind_an_adopted_prefix():

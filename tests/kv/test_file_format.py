@@ -228,7 +228,11 @@ def test_malformed_headers_are_refused_when_read(tmp_path: Path, data: bytes) ->
         read(tmp_path / "file", golden_entry())
 
 
-@pytest.mark.parametrize("start", [{}, {"start": ""}, {"start": "-1"}, {"start": "two"}], ids=str)
+@pytest.mark.parametrize(
+    "start",
+    [{}, {"start": ""}, {"start": "-1"}, {"start": "two"}, {"start": "9" * 5000}],
+    ids=["none", "empty", "negative", "word", "endless"],
+)
 def test_start_is_refused_when_it_is_no_position_id(start: dict[str, str]) -> None:
     """E10: the metadata of a damaged file may say anything."""
     header = EntryHeader(start, StorageDtype.FLOAT32, (1, 1, 1, 1), (1, 1, 1, 1), data_start=0)

@@ -6,10 +6,11 @@ from langchain_classic.chains.combine_documents import create_stuff_documents_ch
 from langchain_core.callbacks import get_usage_metadata_callback
 from langchain_core.documents import Document
 from langchain_core.prompts import ChatPromptTemplate, PromptTemplate
-from langchain_pc_rag import CacheHitHandler, ChatPcRag, PromptCacheVectorStore
+from langchain_pc_rag import CacheHitHandler, ChatPcRag, DocumentOutcome, PromptCacheVectorStore
 
 from pc_rag.corpus import chunk_id_of
-from tests.support.corpora import CAT, DOG, TEXTS, recorded
+from pc_rag.types import MissReason
+from tests.support.corpora import CAT, DOG, TEXTS, loaded_model, opened, recorded
 from tests.support.langchain_stores import counted_corpus, word_store
 
 QUESTION = "Who sat on the mat?"
@@ -37,10 +38,10 @@ def _files(date):
     ]
 
 
-def _chain(store, document_prompt="{page_content}", separator="\n\n", k=3):
+def _chain(store, document_prompt="{page_content}", separator="\n\n", k=3, llm=None):
     """LangChain's retrieval chain over a store, with a tiny model."""
     stuff = create_stuff_documents_chain(
-        ChatPcRag(corpus=store.corpus, max_tokens=4),
+        llm or ChatPcRag(corpus=store.corpus, max_tokens=4),
         ChatPromptTemplate.from_messages([("system", "Use: {context}"), ("human", "{input}")]),
         document_prompt=PromptTemplate.from_template(document_prompt),
         document_separator=separator,
@@ -119,3 +120,20 @@ def test_chunks_are_hits_when_a_chain_writes_them_in_any_way(
     labels = [part.label for part in requests[0].plan.cached if part.label != "(prefix)"]
     assert sorted(labels) == sorted(chunk_id_of(text) for text in (*TEXTS, DOG))
     assert counted.num_encoded == num_encoded
+
+
+@pytest.mark.parametrize(("family", "reason"), [("gpt2", MissReason.UNPLACED), ("bloom", None)])
+def test_head_is_learned_when_documents_stand_too_near_for_learned_positions(family, reason):
+    """A system prompt that is shorter than the corpus's prefix; the next run hits all the same."""
+    with opened(loaded=loaded_model(family)) as corpus:
+        store = PromptCacheVectorStore(word_store(), corpus)
+        store.add_documents(_files("2020-01-01"))
+        llm = ChatPcRag(corpus=corpus, max_tokens=4, learn_prefix=True)
+        chain, handler = _chain(store, k=1, llm=llm), CacheHitHandler()
+        found = []
+        for _ in range(2):
+            chain.invoke({"input": QUESTION}, {"callbacks": [handler]})
+            found += handler.last_run.documents
+            assert llm.prefix_learning.result() == len(TEXTS)
+        assert [each.miss_reason for each in found] == [reason, None]
+        assert [each.outcome for each in found][1] is DocumentOutcome.HIT

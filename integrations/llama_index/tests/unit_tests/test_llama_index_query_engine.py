@@ -32,7 +32,7 @@ from pydantic import BaseModel, Field
 from pc_rag.corpus import Corpus, IngestReport
 from pc_rag.errors import ConfigError, LayoutError
 from pc_rag.kv.memory_tier import MemoryTier
-from tests.support.corpora import CAT, DOG, FISH, opened, recorded, tiny_engine
+from tests.support.corpora import CAT, DOG, FISH, loaded_model, opened, recorded, tiny_engine
 from tests.support.counted_corpora import counted_corpus, warmings
 from tests.support.engines import scripted
 from tests.support.llama_index_calls import shown
@@ -103,6 +103,15 @@ class FilteringStore(KeepingStore):
 def index_over(store):
     context = StorageContext.from_defaults(vector_store=store)
     return VectorStoreIndex(text_nodes(), embed_model=WordEmbedding(), storage_context=context)
+
+
+@pytest.mark.parametrize(("family", "num_first"), [("gpt2", 0), ("bloom", 3)])
+async def test_second_query_hits_whatever_the_positions_of_the_model_are(family, num_first):
+    """Learned positions: the first query encodes nodes where they stand."""
+    with opened(loaded=loaded_model(family)) as corpus:
+        llm = PcRagLLM(corpus=corpus, max_tokens=6)
+        engine = PromptCacheQueryEngine.from_index(vector_index(), llm=llm)
+        assert [len(await hits_of(engine)) for _ in range(2)] == [num_first, 3]
 
 
 @pytest.mark.parametrize("is_async", [False, True])
