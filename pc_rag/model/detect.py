@@ -22,7 +22,7 @@ from pc_rag.model.detection.encodings import explain_layers
 from pc_rag.model.detection.probing import probe
 from pc_rag.model.detection.windows import agreed_windows, declared_windows
 from pc_rag.model.frozen_rope import frozen_rope, original_max_position
-from pc_rag.model.limits import position_limit
+from pc_rag.model.limits import check_within, named_limit, position_limit
 from pc_rag.model.positions import (
     Absent,
     LayerAttention,
@@ -85,17 +85,20 @@ def detect(model: Any, *, max_position: int | None = None) -> Detection:  # noqa
         ConfigError: More position IDs than the model has.
     """
     architecture = type(model).__name__
-    limit = position_limit(model.config, max_position)
+    limit = position_limit(model.config, max_position, architecture=architecture)
+    named = named_limit(model.config)
     original = original_max_position(model.config)
     frozen = frozen_rope(model, is_long=original is not None and limit > original)
-    probed = probe(model, max_position=limit, frozen=frozen)
+    probed = probe(model, max_position=min(limit, named or limit), frozen=frozen)
     windows = _windows_of(model, probed.calls, limit)
     encodings, table = explain_layers(model, probed, frozen)
     if table is not None:
         limit = _within_table(table, limit, max_position, architecture)
     elif all(isinstance(encoding, Absent) for encoding in encodings):
-        bias = find_bias(model, probed.calls, windows, frozen)
+        bias = find_bias(model, probed.calls, windows, frozen, max_position=limit)
         encodings = [bias or encodings[0]] * len(encodings)
+    else:
+        check_within(named, max_position, architecture)
     return Detection(
         positions=_grouped(encodings, windows),
         shape=probed.shape,

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 import transformers
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
@@ -33,7 +34,6 @@ from pc_rag.model.tokenizer import TextTokenizer
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    import torch
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from pc_rag.types import Fingerprint
@@ -229,8 +229,8 @@ def wrap_model(
 ) -> LoadedModel:
     """Use a model that is already in memory; its weights, device and dtype stay as they are.
 
-    The model is put into eval mode. Its fingerprint is taken now: weights or adapters changed later
-    need another call.
+    The model is put into eval mode, unless it is refused. Its fingerprint is taken now: weights or
+    adapters changed later need another call.
 
     Args:
         model: A causal language model.
@@ -262,11 +262,12 @@ def _wrap(
     is_check_kept: bool = False,
 ) -> LoadedModel:
     check_supported(model.config, model)
-    model.eval()
     wrapped = TextTokenizer(tokenizer, eos_ids=_eos_ids(model), chat_template=chat_template)
-    digest = _weights_digest(model, folder) if folder else None
-    found = detect(model, max_position=max_position)
-    fingerprint = fingerprint_of(model, wrapped, weights_digest=digest, frozen=found.frozen)
+    with _in_eval_mode(model):
+        digest = _weights_digest(model, folder) if folder else None
+        found = detect(model, max_position=max_position)
+        fingerprint = fingerprint_of(model, wrapped, weights_digest=digest, frozen=found.frozen)
+        check = passed_check(model, found, fingerprint, is_kept=is_check_kept)
     return LoadedModel(
         model=model,
         tokenizer=wrapped,
@@ -277,8 +278,21 @@ def _wrap(
         architecture=type(model).__name__,
         max_position=found.max_position,
         detection=found,
-        self_check=passed_check(model, found, fingerprint, is_kept=is_check_kept),
+        self_check=check,
     )
+
+
+@contextmanager
+def _in_eval_mode(model: PreTrainedModel) -> Iterator[None]:
+    """Put a model into eval mode for good; back into its own where what follows fails."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    except BaseException:
+        for module, is_training in modes:
+            module.training = is_training
+        raise
 
 
 def _resolve(name_or_path: str | Path) -> str:
@@ -315,7 +329,15 @@ def _explained(name: str | Path) -> Iterator[None]:
             f"once while online, or give the path of a model folder or .gguf file; "
             f"{DEFAULT_MODEL!r} needs no network"
         ) from error
-    except (ValueError, KeyError, StrictDataclassError) as error:
+    except torch.OutOfMemoryError:
+        raise
+    except StrictDataclassError as error:
+        raise ModelError(
+            f"{str(name)!r} is not a causal language model that transformers "
+            f"{transformers.__version__} knows: its config.json is not valid "
+            f"({' '.join(str(error).split())}). Correct the field, or update transformers"
+        ) from error
+    except (ValueError, LookupError, TypeError, AttributeError, RuntimeError) as error:
         raise ModelError(
             f"{str(name)!r} is not a causal language model that transformers "
             f"{transformers.__version__} knows: {_first_line(error)}. Update transformers, or pass "

@@ -49,7 +49,8 @@ _MAX_TOKENS = 1024
 """Longest text that is run to look beyond a window that cannot be lowered."""
 _START = 331
 """Where the stored half is encoded, before it is placed at the front. A prime."""
-
+_LIBRARIES = frozenset({"transformers", "torch", "safetensors"})
+"""Whose code a model of transformers consists of."""
 
 _PASSED: dict[tuple[str, frozenset[Any]], SelfCheck] = {}
 """Checks that were passed in this process, by what the model was and the code it ran."""
@@ -88,9 +89,16 @@ class SelfCheck:
             ValueError: The text is not one.
         """
         try:
-            return cls(**json.loads(text))
+            check = cls(**json.loads(text))
         except TypeError as error:
             raise ValueError(f"not a self-check: {text[:100]!r}") from error
+        differences = (check.placed_difference, check.own_difference)
+        numbers = (*differences, check.tolerance, check.num_tokens, check.window or 0)
+        if not all(isinstance(number, int | float) for number in numbers):
+            raise ValueError(f"not a self-check: {text[:100]!r}")
+        if not all(difference <= check.tolerance for difference in differences):
+            raise ValueError(f"not a self-check that was passed: {text[:100]!r}")
+        return check
 
 
 def passed_check(
@@ -106,8 +114,8 @@ def passed_check(
         model: In evaluation mode.
         found: What ``detect`` found out about it.
         fingerprint: Of the model.
-        is_kept: Keep the check in the user's cache folder as well, for other processes. Only where
-            the model's code is that of transformers: a fingerprint does not cover code.
+        is_kept: Keep the check in the user's cache folder as well, for other processes, where the
+            model's code is that of transformers: a fingerprint does not cover code.
 
     Raises:
         UnsupportedModelError: See ``check_model``.
@@ -116,9 +124,11 @@ def passed_check(
     where = (implementation_of(model), model.device.type, found.max_position)
     facts = (fingerprint, *versions, *where)
     signature = hashlib.sha256(repr(facts).encode()).hexdigest()
-    ran = (signature, code) if (code := _code_of(model)) is not None else None
+    code = _code_of(model)
+    ran = None if code is None else (signature, code)
     if ran in _PASSED:
         return _PASSED[ran]
+    is_kept = is_kept and code is not None and all(map(_is_stock, code))
     memo = cache_folder() / "checks" / f"{signature}.json"
     check = _recalled(memo, signature) if is_kept else None
     if check is None:
@@ -139,9 +149,15 @@ def _code_of(model: Any) -> frozenset[Any] | None:  # noqa: ANN401 - transformer
     if any("forward" in vars(module) for module in modules):
         return None
     kinds = {type(module) for module in modules}
-    sources = {sys.modules[kind.__module__] for kind in kinds}
+    sources = {source for kind in kinds if (source := sys.modules.get(kind.__module__))}
     beside = {each for source in sources for each in vars(source).values() if isfunction(each)}
     return frozenset(kinds | {kind.forward for kind in kinds} | beside)
+
+
+def _is_stock(code: Any) -> bool:  # noqa: ANN401 - a class or a function
+    """Whether a class or function is that of the libraries, not one that was put in its place."""
+    library = (code.__module__ or "").partition(".")[0]
+    return library in _LIBRARIES or library in sys.stdlib_module_names
 
 
 def _recalled(memo: Path, signature: str) -> SelfCheck | None:
@@ -197,7 +213,10 @@ _PLACED = (
 _OWN = (
     "logits over stored keys and values",
     "the model's own",
-    "Its attention does more than pc-rag was told of (biases, windows, capping, sinks or scaling)",
+    (
+        "Its tokens see those behind them, or its attention does more than pc-rag was told of "
+        "(biases, windows, capping, sinks or scaling)"
+    ),
 )
 
 

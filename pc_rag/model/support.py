@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import transformers
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from pc_rag.errors import UnsupportedModelError
@@ -37,7 +38,7 @@ def check_supported(config: Any, model: PreTrainedModel | None = None) -> None: 
         UnsupportedModelError: Names the architecture, the missing capability and what is needed.
     """
     name = _architecture(config, model)
-    _check_kind(config, name)
+    _check_kind(config, name, is_alone=model is None)
     _check_attention(config, name)
     _check_layers(config, model, name)
     _check_rotations(config, name)
@@ -63,7 +64,13 @@ def _refuse(name: str, capability: str, observed: str, needed: str) -> Unsupport
     )
 
 
-def _check_kind(config: Any, name: str) -> None:  # noqa: ANN401 - as above
+def _is_causal(config: Any) -> bool:  # noqa: ANN401 - as above
+    """Whether transformers, or code that comes with the model, has a class for it."""
+    remote = getattr(config, "auto_map", None) or {}
+    return type(config) in MODEL_FOR_CAUSAL_LM_MAPPING or "AutoModelForCausalLM" in remote
+
+
+def _check_kind(config: Any, name: str, *, is_alone: bool) -> None:  # noqa: ANN401 - as above
     if getattr(config, "is_encoder_decoder", False):
         raise _refuse(
             name,
@@ -77,6 +84,14 @@ def _check_kind(config: Any, name: str) -> None:  # noqa: ANN401 - as above
             "text only",
             "it takes images or audio beside text",
             "Load the language model alone, as a decoder-only causal language model",
+        )
+    if is_alone and not _is_causal(config):
+        raise _refuse(
+            name,
+            "causal language model",
+            f"transformers {transformers.__version__} loads no {config.model_type} model as a "
+            "causal language model",
+            "Load a decoder-only causal language model (AutoModelForCausalLM)",
         )
 
 
@@ -124,6 +139,14 @@ def _check_attention(config: Any, name: str) -> None:  # noqa: ANN401 - as above
                 "The choice would have to be made over stored KV; use a model with full or "
                 "sliding-window attention",
             )
+    settings = getattr(config, "attn_config", None)  # MPT's
+    if getattr(settings, "alibi", True) is False:
+        raise _refuse(
+            name,
+            "position encoding",
+            "it was trained without ALiBi (attn_config.alibi), and transformers computes it with",
+            "Use an MPT model with alibi set to true, as MPT-7B and MPT-30B",
+        )
     if getattr(config, "use_bidirectional_attention", None):
         raise _refuse(
             name,

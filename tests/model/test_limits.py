@@ -48,11 +48,25 @@ def test_limit_is_refused_when_the_model_has_fewer_positions(name):
         detect(tiny_model(name)[0], max_position=4096)
 
 
-@pytest.mark.parametrize("asked", [0, -1])
+@pytest.mark.parametrize("name", ["gpt2", "gptj"])
+def test_limit_is_refused_when_a_short_table_ends_before_it(name):
+    """Also where the configuration does not show that there is one; the model is not run there."""
+    model, _ = tiny_model(name, max_position_embeddings=1024)
+    with pytest.raises(
+        ConfigError, match=r"max_position 4096 is more than the 1024 .*" + name[:3].upper()
+    ):
+        detect(model, max_position=4096)
+
+
+@pytest.mark.parametrize("asked", [3, 0, -1])
 def test_limit_is_refused_when_it_is_no_length(asked):
-    """At least one position."""
-    with pytest.raises(ConfigError, match="at least 1"):
+    """Too few positions to see a model at two starts."""
+    with pytest.raises(ConfigError, match=f"at least 4; got {asked}"):
         position_limit(tiny_config("llama"), asked)
+    if asked > 0:
+        config = tiny_config("llama", max_position_embeddings=asked)
+        with pytest.raises(UnsupportedModelError, match="a length of 3 position IDs"):
+            position_limit(config)
 
 
 def test_limit_is_refused_when_nothing_names_it():

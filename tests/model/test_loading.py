@@ -184,6 +184,26 @@ def test_failure_is_explained_when_the_configuration_is_unknown(folder, changes,
         load_model(folder, device="cpu")
 
 
+def test_failure_is_explained_when_weights_have_another_size(folder):
+    """What torch raises is not the user's to read."""
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"intermediate_size": 96}))
+    with pytest.raises(ModelError, match="not a causal language model"):
+        load_model(folder, device="cpu")
+
+
+def test_model_is_in_its_own_mode_when_it_is_refused():
+    """Module by module."""
+    model, tokenizer = tiny_model("llama")
+    model.train()
+    model.model.layers[0].eval()
+    before = [module.training for module in model.modules()]
+    model.model.layers[0].self_attn.k_proj.weight.data.fill_(float("nan"))
+    with pytest.raises(UnsupportedModelError, match="not finite"):
+        wrap_model(model, tokenizer)
+    assert [module.training for module in model.modules()] == before
+
+
 def test_failure_is_explained_when_weights_are_damaged(folder):
     """A truncated file is named with the model, not as a foreign exception."""
     path = folder / "model.safetensors"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 import torch
 from transformers.models.llama import modeling_llama
@@ -137,11 +139,12 @@ def test_check_is_passed_when_the_model_rounds(name, dtype):
     assert check.own_difference < check.tolerance
 
 
-@pytest.mark.parametrize("max_position", [8, 40])
-def test_check_is_passed_when_the_model_has_few_positions(max_position):
-    """The text fits them."""
-    model, _ = tiny_model("llama", max_position_embeddings=max_position)
-    assert check_model(model, detect(model)).num_tokens <= max_position
+@pytest.mark.parametrize("max_position", [4, 8, 40])
+@pytest.mark.parametrize("name", ["llama", "gptj", "gpt2", "opt", "gpt_neo", "bloom", "mpt"])
+def test_check_is_passed_when_the_model_has_few_positions(name, max_position):
+    """The texts fit them: tables end there."""
+    model, _ = tiny_model(name, max_position_embeddings=max_position)
+    assert check_model(model, detect(model, max_position=max_position)).num_tokens <= max_position
 
 
 def test_check_runs_once_when_nothing_changes(monkeypatch):
@@ -187,12 +190,50 @@ def test_check_is_kept_for_other_processes_when_it_is_told_to(monkeypatch):
     assert passed_check(model, found, fingerprint, is_kept=True) == kept
 
 
+@pytest.mark.parametrize("name", ["llama", "gpt2", "gpt_oss", "bloom"])
+def test_check_is_neither_kept_nor_believed_when_code_was_replaced(name, monkeypatch, tmp_path):
+    """Kernels of other packages are put over those of transformers in practice."""
+    model, _ = tiny_model(name)
+    found, fingerprint = detect(model), Fingerprint("f" * 64)
+    monkeypatch.setattr(self_check, "_PASSED", {})
+    runs = []
+    original = check_model
+
+    def count(*args):
+        runs.append(args)
+        return original(*args)
+
+    monkeypatch.setattr(self_check, "check_model", count)
+    modeling = sys.modules[type(model).__module__]
+    with monkeypatch.context() as patched:
+        patched.setattr(modeling, "faster", lambda states: states, raising=False)
+        passed_check(model, found, fingerprint, is_kept=True)
+    assert not (tmp_path / "cache").exists()
+    passed_check(model, found, fingerprint, is_kept=True)
+    assert len(list((tmp_path / "cache" / "checks").iterdir())) == 1
+    assert len(runs) == 2
+    self_check._PASSED.clear()
+    monkeypatch.setattr(modeling, "faster", lambda states: states, raising=False)
+    passed_check(model, found, fingerprint, is_kept=True)
+    assert len(runs) == 3
+
+
+def test_check_is_passed_when_a_class_has_no_module():
+    """Classes of notebooks and of code that was run from text."""
+    model, tokenizer = tiny_model("llama")
+    kind = type(model.model.norm)
+    model.model.norm.__class__ = type("Norm", (kind,), {"__module__": "gone"})
+    wrap_model(model, tokenizer)
+
+
 def test_kept_check_is_refused_when_it_is_damaged():
     """What is not a check is not one."""
     check = SelfCheck(
         placed_difference=1e-6, own_difference=2e-6, tolerance=1e-3, num_tokens=64, window=None
     )
     assert SelfCheck.from_json(check.to_json()) == check
-    for text in ("[]", '{"window": 1}'):
+    unreadable = check.to_json().replace("64", '"64"')
+    failed = check.to_json().replace("2e-06", "NaN")
+    for text in ("[]", '{"window": 1}', unreadable, failed):
         with pytest.raises(ValueError, match="not a self-check"):
             SelfCheck.from_json(text)

@@ -6,6 +6,7 @@ import pytest
 import transformers
 from transformers import (
     BartConfig,
+    CLIPTextConfig,
     DeepseekV3Config,
     FalconMambaConfig,
     Gemma3TextConfig,
@@ -15,6 +16,7 @@ from transformers import (
     LlamaConfig,
     LlamaModel,
     MambaConfig,
+    MptConfig,
     Qwen3NextConfig,
     RwkvConfig,
     Zamba2Config,
@@ -50,6 +52,8 @@ SELECTED = ("full attention", "selected tokens only")
     ("config", "capability", "words"),
     [
         (BartConfig(), "decoder-only", "encoder-decoder"),
+        (CLIPTextConfig(), "causal language model", "no clip_text_model model"),
+        (MptConfig(attn_config={"alibi": False}), "position encoding", "attn_config.alibi"),
         (MambaConfig(), *RECURRENT),
         (FalconMambaConfig(), *RECURRENT),
         (RwkvConfig(), *RECURRENT),

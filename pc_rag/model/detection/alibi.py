@@ -34,6 +34,8 @@ def find_bias(
     calls: Sequence[LayerCall],
     windows: Sequence[int | None],
     frozen: FrozenRope | None,
+    *,
+    max_position: int,
 ) -> Alibi | None:
     """The biases with which the model's own logits arise; ``None`` where they arise without.
 
@@ -42,21 +44,24 @@ def find_bias(
         calls: What its layers handed to attention.
         windows: Of its layers.
         frozen: Its frequencies, where they would change.
+        max_position: Position IDs that it can take.
 
     Raises:
         UnsupportedModelError: No known biases give the model's own logits.
     """
-    text = probe_text(model, _NUM_TOKENS)
+    num_tokens = min(_NUM_TOKENS, max_position)
+    num_last = min(_NUM_LAST, num_tokens)
+    text = probe_text(model, num_tokens)
     with refused(model):
-        own = own_logits(model, text, num_last=_NUM_LAST, frozen=frozen)
+        own = own_logits(model, text, num_last=num_last, frozen=frozen)
     runner = recording_runner(model, frozen)
 
     def difference(slopes: torch.Tensor | None) -> float:
-        last = torch.arange(_NUM_TOKENS - _NUM_LAST, _NUM_TOKENS)
+        last = torch.arange(num_tokens - num_last, num_tokens)
         logits = runner.run_pass(
             CallRecorder(windows=windows, slopes=slopes),
             text,
-            torch.arange(_NUM_TOKENS)[None],
+            torch.arange(num_tokens)[None],
             logits_behind=last,
         )
         return float(relative_difference(logits, own))

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
     from pc_rag.model.frozen_rope import FrozenRope
 
-NUM_TOKENS = 8
+_NUM_TOKENS = 8
+"""Of the probe text, where the model has positions for twice as many."""
 _SHIFTS = (37, 2039)
 """Position IDs to move by: near, and far, where slow channels have turned too. Primes."""
 _TOLERANCES = {torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 8e-2}
@@ -51,6 +52,11 @@ class Probe:
     moved: dict[int, tuple[torch.Tensor, torch.Tensor]]
 
     @property
+    def num_tokens(self) -> int:
+        """Length of the text."""
+        return self.keys.shape[2]
+
+    @property
     def shape(self) -> KVShape:
         """Geometry of the model's KV."""
         num_layers, num_kv_heads, _, key_dim = self.keys.shape
@@ -71,13 +77,16 @@ def probe(
         frozen: Its frequencies, where they would change with the prompt.
 
     Raises:
-        UnsupportedModelError: Not every layer attends through pc-rag, once, with one shape.
+        UnsupportedModelError: Not every layer attends through pc-rag, once, with one shape; or
+            what they give are no numbers.
     """
-    calls = _record(model, 0, frozen)
+    num_tokens = min(_NUM_TOKENS, max_position // 2)
+    calls = _record(model, 0, num_tokens, frozen)
     _check_alike(calls, type(model).__name__)
-    shifts = sorted({min(shift, max(max_position - NUM_TOKENS, 1)) for shift in _SHIFTS})
+    _check_finite(calls, model)
+    shifts = sorted({min(shift, max_position - num_tokens) for shift in _SHIFTS})
     keys, values = _stacked(calls)
-    moved = {shift: _stacked(_record(model, shift, frozen)) for shift in shifts}
+    moved = {shift: _stacked(_record(model, shift, num_tokens, frozen)) for shift in shifts}
     return Probe(calls, keys, values, moved)
 
 
@@ -85,8 +94,8 @@ def find_tables(model: Any, probed: Probe, frozen: FrozenRope | None) -> set[Pos
     """Tables that the model reads one row of for each position ID, at every start."""
     found: list[set[PositionTable]] = []
     for start in (0, *probed.moved):
-        reads = TableReads(start, NUM_TOKENS)
-        _record(model, start, frozen, reads)
+        reads = TableReads(start, probed.num_tokens)
+        _record(model, start, probed.num_tokens, frozen, reads)
         found.append(reads.found)
     return set.intersection(*found)
 
@@ -154,14 +163,15 @@ def tolerance_of(dtype: torch.dtype) -> float:
 def _record(
     model: Any,  # noqa: ANN401 - as above
     start: int,
+    num_tokens: int,
     frozen: FrozenRope | None,
     watching: AbstractContextManager[Any] | None = None,
 ) -> tuple[LayerCall, ...]:
     recorder = CallRecorder()
-    positions = torch.arange(start, start + NUM_TOKENS)[None]
+    positions = torch.arange(start, start + num_tokens)[None]
     with refused(model), watching or nullcontext():
         recording_runner(model, frozen).run_pass(
-            recorder, probe_text(model, NUM_TOKENS), positions, logits_behind=None
+            recorder, probe_text(model, num_tokens), positions, logits_behind=None
         )
     layers = sorted(recorder.calls)
     if layers != list(range(recorder.num_layers_served)):
@@ -183,6 +193,19 @@ def _check_alike(calls: tuple[LayerCall, ...], architecture: str) -> None:
                 "model whose layers are alike",
                 architecture,
                 "layers of one shape",
+            )
+
+
+def _check_finite(calls: tuple[LayerCall, ...], model: Any) -> None:  # noqa: ANN401 - as above
+    for layer, call in enumerate(calls):
+        if not bool(call.keys.isfinite().all() and call.values.isfinite().all()):
+            name = type(model).__name__
+            raise UnsupportedModelError(
+                f"{name}: keys or values of layer {layer} are not finite in {model.dtype}. Its "
+                "weights are damaged, or its states are too large for the dtype; fetch the model "
+                "again, or load it with dtype='float32'",
+                name,
+                "finite keys and values",
             )
 
 
