@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch.nn import functional
 
-from pc_rag.model.kernels import Scoring, attend_piece, repeat_heads, weigh_sinks
+from pc_rag.model.kernels import Scoring, attend_piece, check_heads, repeat_heads, weigh_sinks
 from pc_rag.model.kind_pass import look
 from pc_rag.model.pieces import Pieces
 
@@ -82,7 +82,11 @@ class AttentionPass:
 
         Returns:
             ``[batch_size, num_heads, num_tokens, value_dim]`` in the dtype of ``queries``.
+
+        Raises:
+            ModelError: The layer has other KV heads than the tail.
         """
+        check_heads(layer, queries, keys, self._tail.keys.shape[2])
         self.num_layers_served += 1
         num_tokens = queries.shape[2]
         start = self._tail.num_rows
@@ -95,6 +99,20 @@ class AttentionPass:
             return self._attend_rows(kind, layer, queries, scoring)
         if not kind.uses and not kind.num_rows:
             return _attend_own(kind, queries, keys, values, scoring)
+        return self._attend_pieces(kind, layer, queries, keys, values, scoring=scoring)
+
+    def _attend_pieces(
+        self,
+        kind: KindPass,
+        layer: int,
+        queries: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        *,
+        scoring: Scoring,
+    ) -> torch.Tensor:
+        """Attend stored KV, the tail's rows and the fresh tokens one by one, and merge."""
+        scaling, softcap, sinks = scoring.scaling, scoring.softcap, scoring.sinks
         pieces = self._pieces(kind, layer, queries, values, has_sinks=sinks is not None)
         pieces.take_queries(queries)
         if sinks is not None:
@@ -112,7 +130,7 @@ class AttentionPass:
                 self._tail.values[layer, :, :, : kind.num_rows],
                 scaling=scaling, sight=kind.rows_sight, softcap=softcap,
             )  # fmt: skip
-        if num_tokens > 1:
+        if queries.shape[2] > 1:
             found = _look_at_own(kind, queries, keys, values, scoring)
             pieces.put(pieces.num_pieces - 1, *found)
         return pieces.merged()

@@ -18,7 +18,13 @@ if TYPE_CHECKING:
 
 
 class OwnKV(Protocol):
-    """What every token of a pass sees of its own sequence, itself included."""
+    """What every token of a pass sees of its own sequence, itself included.
+
+    Attributes:
+        num_kv_heads: Of the tails.
+    """
+
+    num_kv_heads: int
 
     def attend(
         self,
@@ -65,6 +71,7 @@ class PromptTokens:
         position_ids: Sequence[int],
     ) -> None:
         self._prompts = list(zip(tails, tokens, strict=True))
+        self.num_kv_heads = tails[0].block.keys.shape[2]
         self._position_ids = position_ids
         self._sights: dict[LayerSights, list[Sight | None]] = {}
         for tail, of_prompt in self._prompts:
@@ -128,6 +135,7 @@ class NextTokens:
         self, tails: Sequence[SequenceTail], position_ids: Sequence[int], dtype: torch.dtype
     ) -> None:
         self._tails = tails
+        self.num_kv_heads = tails[0].block.keys.shape[2]
         self._runs: list[_Run] = []
         first = 0
         for last in range(1, len(tails) + 1):
@@ -176,7 +184,8 @@ class _Run:
         device = block.keys.device
         self.tokens = slice(first, first + len(tails))
         self._slots = slice(tails[0].slot, tails[0].slot + len(tails))
-        self._fresh_rows = torch.tensor([tail.num_rows for tail in tails], device=device)
+        self._last_rows = torch.tensor([tail.num_rows for tail in tails])
+        self._fresh_rows = self._last_rows.to(device)
         self._fresh_slots = torch.arange(self._slots.start, self._slots.stop, device=device)
         self._block = block
         self._at = torch.tensor(position_ids)
@@ -221,9 +230,8 @@ class _Run:
         """The rows that some sequence sees, and what each does not see of them."""
         if sights.are_plain:
             return self._rows, self._mask
-        fresh = self._fresh_rows.cpu()[:, None]
         distance = self._at[:, None] - self._block.position_ids[self._slots, self._rows]
-        is_hidden = torch.arange(self._rows.stop) > fresh
+        is_hidden = torch.arange(self._rows.stop) > self._last_rows[:, None]
         if sights.window is not None:
             is_hidden |= distance >= sights.window
         first = int((~is_hidden).any(0).nonzero()[0])

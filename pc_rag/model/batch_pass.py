@@ -21,7 +21,7 @@ import torch
 
 from pc_rag.model.batch_own import NextTokens, PromptTokens
 from pc_rag.model.batch_pieces import PieceUse, Seeing, SeenPiece
-from pc_rag.model.kernels import Scoring, weigh_sinks
+from pc_rag.model.kernels import Scoring, check_heads, weigh_sinks
 from pc_rag.model.layer_sights import LayerSights
 
 if TYPE_CHECKING:
@@ -99,7 +99,11 @@ class BatchPass:
 
         Returns:
             ``[1, num_heads, num_tokens, value_dim]`` in the dtype of ``queries``.
+
+        Raises:
+            ModelError: The layer has other KV heads than the tails.
         """
+        check_heads(layer, queries, keys, self._own.num_kv_heads)
         self.num_layers_served += 1
         num_tokens, num_kv_heads = queries.shape[2], keys.shape[1]
         group_size = queries.shape[1] // num_kv_heads

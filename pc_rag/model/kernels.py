@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional
 
+from pc_rag.errors import ModelError
+
 _BLOCK_ROWS = 512
 """Most queries per block where scores are materialised."""
 
@@ -145,6 +147,31 @@ def weigh_sinks(out: torch.Tensor, lse: torch.Tensor, sinks: torch.Tensor) -> to
         sinks: The logits, of a shape that broadcasts to that of ``lse``.
     """
     return (out * torch.sigmoid(lse - sinks)[..., None]).to(out.dtype)
+
+
+def check_heads(layer: int, queries: torch.Tensor, keys: torch.Tensor, num_kv_heads: int) -> None:
+    """Check that a layer's heads are those that its KV is kept for.
+
+    Kernels divide by the number of heads that share a KV head, and one head too few would be
+    stored as if it were all.
+
+    Args:
+        layer: Index of the layer.
+        queries: ``[batch_size, num_heads, num_tokens, head_dim]``.
+        keys: ``[batch_size, num_kv_heads, num_tokens, head_dim]``.
+        num_kv_heads: That are kept.
+
+    Raises:
+        ModelError: They are others, or query heads cannot be shared out among them.
+    """
+    num_heads = queries.shape[1]
+    if keys.shape[1] == num_kv_heads and num_heads >= num_kv_heads and not num_heads % num_kv_heads:
+        return
+    raise ModelError(
+        f"layer {layer} attends with {num_heads} query heads and {keys.shape[1]} KV heads; its "
+        f"KV is kept for {num_kv_heads} heads, of which each serves as many query heads. All "
+        "layers of a model need the same KV heads: use another model"
+    )
 
 
 def repeat_heads(states: torch.Tensor, num_heads: int) -> torch.Tensor:

@@ -171,6 +171,7 @@ class Pieces:
         torch.mul(self._outs[last], self._weight_places[last], out=self._total)
         for number in range(last):
             self._total_places[number].addcmul_(self._outs[number], self._weight_places[number])
+        self._outs = [self._total] * self.num_pieces  # the layer's outputs are not held any longer
         batch_size, num_kv_heads, group_size, num_tokens = self._split
         split = self._total.view(batch_size, num_kv_heads, num_tokens, group_size, -1)
         return split.transpose(2, 3).flatten(1, 2).to(self._dtype, copy=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from contextlib import contextmanager
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,7 +17,7 @@ from pc_rag.model.frozen_rope import held
 from pc_rag.model.hf_attention import own_attention
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from pc_rag.model.attention_modules import RunningPass
     from pc_rag.model.buffer_pool import KVShape
@@ -186,7 +187,7 @@ def _logits(model: Any, arguments: dict[str, Any], kept: torch.Tensor) -> torch.
     Where the model cannot be asked for some, its head is given their rows only: whatever it does
     to logits afterwards (capping, scaling) it does to these.
     """
-    if "logits_to_keep" in inspect.signature(type(model).forward).parameters:
+    if _takes_logits_to_keep(type(model).forward):
         logits: torch.Tensor = model(**arguments, logits_to_keep=kept, return_dict=True).logits
     else:
         with _rows_only(model.get_output_embeddings(), kept):
@@ -198,6 +199,11 @@ def _logits(model: Any, arguments: dict[str, Any], kept: torch.Tensor) -> torch.
             "Use another model, or update transformers"
         )
     return logits
+
+
+@cache  # reading a signature takes longer than some layers do
+def _takes_logits_to_keep(forward: Callable[..., Any]) -> bool:
+    return "logits_to_keep" in inspect.signature(forward).parameters
 
 
 @contextmanager

@@ -62,13 +62,13 @@ class _Block:
     Attributes:
         rows: The queries.
         keys: The keys.
-        is_masked: Whether not every query sees every key, alike.
+        mask: First block that has the same mask; ``None`` where every query sees every key, alike.
         sees_nothing: ``[num_rows]``, queries that see none of the keys; ``None`` where all do.
     """
 
     rows: slice
     keys: slice
-    is_masked: bool
+    mask: int | None
     sees_nothing: torch.Tensor | None
 
 
@@ -93,6 +93,7 @@ class Band:
         device: torch.device,
     ) -> None:
         self._at, self._key_at = at, key_at
+        self._at_there, self._key_at_there = at.to(device), key_at.to(device)
         self._window = window
         self._slopes = slopes
         self._device = device
@@ -120,13 +121,17 @@ class Band:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """See ``Sight``."""
         out, lse = None, None
-        for number, block in enumerate(self._blocks):
+        mask, mask_of = None, None
+        for block in self._blocks:
+            if block.mask != mask_of:
+                mask = None if block.mask is None else self._mask(block.mask)
+                mask_of = block.mask
             part = attend_piece(
                 queries[:, :, block.rows],
                 keys[:, :, block.keys],
                 values[:, :, block.keys],
                 scaling=scaling,
-                mask=self._mask(number) if block.is_masked else None,
+                mask=mask,
                 softcap=softcap,
             )
             if block.sees_nothing is not None:
@@ -139,6 +144,7 @@ class Band:
         return _nothing(queries, values) if out is None or lse is None else (out, lse)
 
     def _cut(self, num_rows: int) -> Iterator[_Block]:
+        number, first_alike, before = 0, 0, torch.empty(0)
         for start in range(0, self._num_rows, num_rows):
             rows = slice(start, min(start + num_rows, self._num_rows))
             at = self._at[rows]
@@ -149,20 +155,23 @@ class Band:
             if not len(near):
                 continue
             keys = slice(int(near[0]), int(near[-1]) + 1)
-            is_hidden = self._is_hidden(rows, keys)
+            distance = self._at[rows, None] - self._key_at[keys]
+            is_hidden = self._is_hidden(distance)
+            # Along a prompt without gaps all blocks look alike: their masks are one.
+            look = is_hidden if self._slopes is None else distance
+            has_own_slopes = self._slopes is not None and self._slopes.shape[1] > 1
+            if has_own_slopes or not torch.equal(look, before):
+                first_alike, before = number, look
             sees_nothing = is_hidden.all(1)
             yield _Block(
                 rows,
                 keys,
-                self._slopes is not None or bool(is_hidden.any()),
+                first_alike if self._slopes is not None or is_hidden.any() else None,
                 sees_nothing.to(self._device) if sees_nothing.any() else None,
             )
+            number += 1
 
-    def _distance(self, rows: slice, keys: slice) -> torch.Tensor:
-        return self._at[rows, None] - self._key_at[keys]
-
-    def _is_hidden(self, rows: slice, keys: slice) -> torch.Tensor:
-        distance = self._distance(rows, keys)
+    def _is_hidden(self, distance: torch.Tensor) -> torch.Tensor:
         is_hidden = distance < 0
         return is_hidden if self._window is None else is_hidden | (distance >= self._window)
 
@@ -170,13 +179,13 @@ class Band:
         if number in self._kept:
             return self._kept[number]
         rows, keys = self._blocks[number].rows, self._blocks[number].keys
-        is_hidden = self._is_hidden(rows, keys).to(self._device)
+        distance = self._at_there[rows, None] - self._key_at_there[keys]
+        is_hidden = self._is_hidden(distance)
         if self._slopes is None:
             mask = torch.zeros(is_hidden.shape, device=self._device)[None, None]
         else:
             slopes = self._slopes[:, rows] if self._slopes.shape[1] > 1 else self._slopes
-            distance = self._distance(rows, keys).to(self._device, torch.float32)
-            mask = (distance * -slopes[..., None])[None]
+            mask = (distance.to(torch.float32) * -slopes[..., None])[None]
         mask.masked_fill_(is_hidden, float("-inf"))
         if self._num_kept + mask.numel() <= _MASK_NUMBERS:
             self._kept[number] = mask
@@ -222,7 +231,7 @@ class FadingCausal:
     """
 
     def __init__(self, position_ids: Sequence[int], slopes: torch.Tensor) -> None:
-        self._at = torch.tensor(position_ids)
+        self._at = torch.tensor(position_ids, device=slopes.device)
         self._slopes = slopes
         self._blocks: list[slice] = []
         start = 0

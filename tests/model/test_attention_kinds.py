@@ -9,10 +9,19 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pc_rag.errors import ModelError
 from pc_rag.model import sights
 from pc_rag.model.attention import AttentionPass
 from pc_rag.model.kv_view import KVView, Segment, Tail
-from pc_rag.model.positions import Absent, Alibi, LayerAttention, Learned, ModelPositions, Rope
+from pc_rag.model.positions import (
+    Absent,
+    Alibi,
+    LayerAttention,
+    Learned,
+    ModelPositions,
+    Rope,
+    uniform,
+)
 from pc_rag.types import Span
 from tests.support.dense_attention import dense, draw_kinds, slopes
 
@@ -226,6 +235,45 @@ def test_masks_stay_small_when_the_prompt_is_long(window, monkeypatch):
     case = long_case(LayerAttention(Absent(), window), 5000)
     case.run(KVView((), case.tail()), number=0)
     assert 0 < max(sizes) <= 1 << 20
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [LayerAttention(ROPE, 100), LayerAttention(Alibi(slopes(2)), 100)],
+    ids=["rope", "alibi"],
+)
+def test_one_mask_serves_all_blocks_of_a_long_prompt(kind, monkeypatch):
+    """Its own first block looks otherwise, and so may its last; between them all look alike."""
+    made = []
+    make = sights.Band._mask
+
+    def spy(band, number):
+        made.append(number)
+        return make(band, number)
+
+    monkeypatch.setattr(sights.Band, "_mask", spy)
+    monkeypatch.setattr(sights, "_MASK_NUMBERS", 30_000)
+    case = long_case(kind, 3000)
+    check(case, KVView((), case.tail()), number=0)
+    assert 2 <= len(made) <= 6
+
+
+@pytest.mark.parametrize("num_tokens", [1, 3])
+@pytest.mark.parametrize("has_segment", [True, False])
+@pytest.mark.parametrize("heads", [(2, 4), (4, 1), (3, 3), (5, 2)])
+def test_layer_with_other_heads_than_its_kv_is_refused(heads, num_tokens, has_segment):
+    """Some of these would be stored as if they were right, some end the process in a kernel."""
+    num_heads, num_kv_heads = heads
+    kept = 4 if num_kv_heads == 4 else 2
+    part = random(1, kept, 4, KEY_DIM)
+    view = KVView(
+        (Segment(part, part, Span(0, 4)),) * has_segment,
+        Tail(*[random(1, 1, kept, 9, KEY_DIM)] * 2),
+    )
+    running = AttentionPass(view, uniform(ROPE, 1), range(4, 4 + num_tokens))
+    states = [random(1, n, num_tokens, KEY_DIM) for n in (num_heads, num_kv_heads, num_kv_heads)]
+    with pytest.raises(ModelError, match=f"layer 0 .* {num_heads} query heads and {num_kv_heads}"):
+        running.attend(0, *states, scaling=SCALING)
 
 
 def test_segments_behind_the_window_are_not_read():

@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pc_rag.errors import ModelError
 from pc_rag.model.batch_kv import BatchSequence, SettledRows, SharedView, StoredPiece
 from pc_rag.model.batch_own import in_place_order
 from pc_rag.model.batch_pass import decode_pass, prefill_pass
@@ -188,3 +189,17 @@ def test_rows_behind_every_window_are_not_read_in_decode(kind):
     running = decode_pass(sequences, [25, 25], rotations, torch.float32)
     out = running.attend(0, *states_of((2, KEY_DIM), 2, 2, 9), scaling=SCALING)
     assert out.isfinite().all()
+
+
+@pytest.mark.parametrize("heads", [(2, 4), (2, 1), (3, 2)])
+def test_layer_with_other_heads_than_the_tails_is_refused(heads):
+    """In the pass of the prompts and in that of later tokens, which store KV in other ways."""
+    num_heads, num_kv_heads = heads
+    sequences, _, rotations = two_sequences(LayerAttention(ROPE), [0, 0])
+    for running, num_tokens in (
+        (prefill_pass(sequences, rotations), 10),
+        (decode_pass(sequences, [25, 25], rotations, torch.float32), 2),
+    ):
+        states = states_of((num_kv_heads, KEY_DIM), num_heads, num_tokens, 7)
+        with pytest.raises(ModelError, match="KV heads"):
+            running.attend(0, *states, scaling=SCALING)

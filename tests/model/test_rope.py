@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pc_rag.model.positions import Rope, RopeStyle
+from pc_rag.model.positions import Absent, LayerAttention, ModelPositions, Rope, RopeStyle
 
 INV_FREQ = torch.tensor([1.0, 0.25, 0.06, 0.004])
 
@@ -92,3 +92,25 @@ def test_several_rotations_at_once_equal_one_by_one(style):
     out = states @ matrices.transpose(0, 1).reshape(14, -1)
     for moved, shift in zip(out.split(14, dim=-1), (3, -7, 40), strict=True):
         torch.testing.assert_close(moved, rope.place(states, shift))
+
+
+def test_layers_are_placed_each_by_its_own_encoding(monkeypatch):
+    """Also where layers of one encoding have other windows; one product for each encoding."""
+    near, far = Rope(INV_FREQ), Rope(INV_FREQ / 10)
+    layers = (
+        LayerAttention(near), LayerAttention(far), LayerAttention(Absent()), LayerAttention(near, 7)
+    )  # fmt: skip
+    keys = random(4, 2, 5, 8)
+    before = keys.clone()
+    expected = [
+        layer.encoding.place(of_layer, 9) for layer, of_layer in zip(layers, keys, strict=True)
+    ]
+    products = []
+    place = Rope.place
+    monkeypatch.setattr(
+        Rope, "place", lambda rope, *states: products.append(rope) or place(rope, *states)
+    )
+    placed = ModelPositions(layers).place(keys, 9)
+    torch.testing.assert_close(placed, torch.stack(expected))
+    assert products == [near, far]
+    assert torch.equal(keys, before)

@@ -98,14 +98,16 @@ class ModelPositions:
         Raises:
             LayoutError: A layer's keys cannot stand elsewhere.
         """
-        kinds = self.kinds
         if not shift:
             return keys
-        if len(kinds) == 1:
-            return kinds[0].encoding.place(keys, shift)
-        placed = torch.empty_like(keys)
+        by_encoding: dict[PositionEncoding, list[int]] = {}
         for number, layer in enumerate(self.layers):
-            placed[number] = layer.encoding.place(keys[number], shift)
+            by_encoding.setdefault(layer.encoding, []).append(number)
+        if len(by_encoding) == 1:
+            return self.layers[0].encoding.place(keys, shift)
+        placed = torch.empty_like(keys)
+        for encoding, numbers in by_encoding.items():
+            placed[numbers] = encoding.place(keys[numbers], shift)
         return placed
 
 
