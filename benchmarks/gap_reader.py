@@ -19,9 +19,9 @@ from pc_rag.kv.key import EntryAddress, VisibilityContext
 from pc_rag.layout import Cached, Fresh, RequestPlan
 from pc_rag.layout.plan import Reused
 from pc_rag.model.assembly import assemble, fresh_tokens
-from pc_rag.model.attention import AttentionPass
+from pc_rag.model.attention.attention_pass import AttentionPass
+from pc_rag.model.attention.kv_view import KVView, Segment
 from pc_rag.model.encoder import EncodeJob, Encoder, context_segments
-from pc_rag.model.kv_view import KVView, Segment
 from pc_rag.types import Placement, Span, StorageDtype, Visibility
 
 if TYPE_CHECKING:

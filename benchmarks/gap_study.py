@@ -51,8 +51,8 @@ from gap_scores import Outcome, outcome_of
 from gap_summary import arm_result, rounded, tables
 from scoring import SEED, default_xquad, first_sentence
 
-from pc_rag.model.detect import runner_of
-from pc_rag.model.kv_view import KVView
+from pc_rag.model.attention.kv_view import KVView
+from pc_rag.model.detection.detect import runner_of
 from pc_rag.model.loading import LoadedModel, load_model
 from pc_rag.types import Placement
 

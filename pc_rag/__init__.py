@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         ToolCall,
         ToolSpec,
     )
+    from pc_rag.model.detection.capabilities import Capabilities, capabilities_of
     from pc_rag.model.grammar import Grammar
     from pc_rag.model.loading import load_model, wrap_model
     from pc_rag.model.sampling import GenerationConfig
@@ -41,6 +42,7 @@ __all__ = [
     "Answer",
     "CachePoint",
     "CacheStats",
+    "Capabilities",
     "ChatMessage",
     "Completion",
     "CompletionStream",
@@ -61,6 +63,7 @@ __all__ = [
     "Role",
     "ToolCall",
     "ToolSpec",
+    "capabilities_of",
     "load_model",
     "parse_prompt",
     "parse_schema",
@@ -75,6 +78,7 @@ _HOMES = {
     "Answer": "pc_rag.corpus",
     "CachePoint": "pc_rag.model.conversation",
     "CacheStats": "pc_rag.metrics",
+    "Capabilities": "pc_rag.model.detection.capabilities",
     "ChatMessage": "pc_rag.model.conversation",
     "Completion": "pc_rag.engine",
     "CompletionStream": "pc_rag.engine",
@@ -95,6 +99,7 @@ _HOMES = {
     "Role": "pc_rag.types",
     "ToolCall": "pc_rag.model.conversation",
     "ToolSpec": "pc_rag.model.conversation",
+    "capabilities_of": "pc_rag.model.detection.capabilities",
     "load_model": "pc_rag.model.loading",
     "parse_prompt": "pc_rag.pml",
     "parse_schema": "pc_rag.pml",

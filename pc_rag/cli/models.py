@@ -12,8 +12,8 @@ from pc_rag.cli import options
 from pc_rag.cli.output import err, key_value_table, out, print_json
 
 if TYPE_CHECKING:
-    from pc_rag.model.capabilities import Capabilities, LayerKind
-    from pc_rag.model.self_check import SelfCheck
+    from pc_rag.model.detection.capabilities import Capabilities, LayerKind
+    from pc_rag.model.detection.self_check import SelfCheck
 
 models = typer.Typer(no_args_is_help=True, help="See what a model can do with stored KV.")
 
@@ -58,7 +58,7 @@ def check(
     with stored and moved KV is compared with what the model computes alone. Exits with 3 where a
     model is refused; the message names its architecture, what it lacks, and what would be needed.
     """
-    from pc_rag.model.capabilities import capabilities_of
+    from pc_rag.model.detection.capabilities import capabilities_of
     from pc_rag.model.loading import load_model
 
     with err.status(f"loading {name}"):

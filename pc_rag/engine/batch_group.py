@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 from pc_rag.engine.answer import complete
 from pc_rag.engine.entry_source import Served
 from pc_rag.metrics import Phase
-from pc_rag.model.batch_kv import SharedKV, assemble_sequence
-from pc_rag.model.batch_runner import BatchRunner
-from pc_rag.model.batch_tails import allocate_tails
+from pc_rag.model.batch.kv import SharedKV, assemble_sequence
+from pc_rag.model.batch.runner import BatchRunner
+from pc_rag.model.batch.tails import allocate_tails
 from pc_rag.model.pass_clock import PassClock
 from pc_rag.types import Tier
 
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from pc_rag.engine.request import EntryRecipe, Request
     from pc_rag.layout.plan import Cached, RequestPlan
     from pc_rag.metrics import Stopwatch
-    from pc_rag.model.batch_kv import BatchSequence
-    from pc_rag.model.batch_tails import SequenceTail
+    from pc_rag.model.batch.kv import BatchSequence
+    from pc_rag.model.batch.tails import SequenceTail
     from pc_rag.types import ModuleKey
 
 _PASS_TOKENS = 2048

@@ -17,7 +17,7 @@ from pc_rag.layout.reuse import plan_symbols, with_reused
 from pc_rag.metrics import Phase
 from pc_rag.model.answer_memory import PromptDigest
 from pc_rag.model.assembly import assemble, fresh_tokens
-from pc_rag.model.kv_view import KVView, Segment
+from pc_rag.model.attention.kv_view import KVView, Segment
 from pc_rag.model.pass_clock import PassClock
 
 if TYPE_CHECKING:

@@ -27,7 +27,7 @@ from pc_rag.kv.tiered_store import TieredStore
 from pc_rag.metrics import CacheStats, Phase, PrefillRate, Stopwatch
 from pc_rag.model.answer_memory import AnswerMemory
 from pc_rag.model.chat import ChatFormat
-from pc_rag.model.detect import runner_of
+from pc_rag.model.detection.detect import runner_of
 from pc_rag.model.grammar_compiler import GrammarCompiler
 from pc_rag.model.loading import as_loaded
 from pc_rag.model.sampling import GenerationConfig

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from pc_rag.kv.prefix_tree import PrefixTree
     from pc_rag.layout.plan import RequestPlan
-    from pc_rag.model.kv_view import KVView
+    from pc_rag.model.attention.kv_view import KVView
 
 
 def remember(

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from pc_rag.errors import EntryNotFound
 from pc_rag.layout.plan import Cached, Fresh, Reused
-from pc_rag.model.kv_view import KVView, Segment
+from pc_rag.model.attention.kv_view import KVView, Segment
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from pc_rag.model.kv_view import Tail
+from pc_rag.model.attention.kv_view import Tail
 
 _ROW_GRANULE = 256
 """Capacities are rounded up to this many rows, so that buffers of similar requests are shared."""

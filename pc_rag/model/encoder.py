@@ -10,7 +10,7 @@ import torch
 
 from pc_rag.errors import StoreError
 from pc_rag.kv.entry import Entry
-from pc_rag.model.kv_view import KVView, Segment
+from pc_rag.model.attention.kv_view import KVView, Segment
 from pc_rag.model.pass_clock import PassClock
 
 if TYPE_CHECKING:

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from pc_rag.errors import ModelError
-from pc_rag.model.frozen_rope import held
 from pc_rag.model.hf_attention import model_lock
+from pc_rag.model.positions.frozen_rope import held
 from pc_rag.types import Fingerprint
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from transformers import PreTrainedModel
 
-    from pc_rag.model.frozen_rope import FrozenRope
+    from pc_rag.model.positions.frozen_rope import FrozenRope
     from pc_rag.model.tokenizer import TextTokenizer
 
 _VERSION = "pc-rag model 1"

@@ -21,13 +21,13 @@ from pc_rag.model.builtin import (
     find_default_gguf,
 )
 from pc_rag.model.cache_folder import cache_folder, file_signature, recall, remember
-from pc_rag.model.detect import Detection, detect
+from pc_rag.model.detection.detect import Detection, detect
+from pc_rag.model.detection.limits import position_limit
+from pc_rag.model.detection.self_check import SelfCheck, passed_check
+from pc_rag.model.detection.support import check_supported
 from pc_rag.model.devices import choose_device, choose_dtype, move_model
 from pc_rag.model.fingerprint import digest_weights, fingerprint_of
-from pc_rag.model.limits import position_limit
 from pc_rag.model.quiet import TRANSFORMERS_LOCK, quiet_progress
-from pc_rag.model.self_check import SelfCheck, passed_check
-from pc_rag.model.support import check_supported
 from pc_rag.model.template_input import check_template
 from pc_rag.model.tokenizer import TextTokenizer
 
@@ -122,10 +122,7 @@ def load_model(
         check_supported(config)
         position_limit(config, max_position)
         tokenizer = AutoTokenizer.from_pretrained(source, **options)
-        model, report = AutoModelForCausalLM.from_pretrained(
-            source, config=config, dtype=chosen_dtype, output_loading_info=True, **options
-        )
-    _check_complete(report, name_or_path)
+        model = _read_weights(source, name_or_path, config=config, dtype=chosen_dtype, **options)
     move_model(model, chosen_device, name_or_path)
     folder = _folder_of(source, revision=options["revision"])
     return _wrap(
@@ -358,6 +355,15 @@ def _eos_ids(model: PreTrainedModel) -> tuple[int, ...]:
         if value is not None:
             found += value if isinstance(value, list | tuple) else [value]
     return tuple(dict.fromkeys(int(token_id) for token_id in found))
+
+
+def _read_weights(source: str, name: str | Path, **options: Any) -> PreTrainedModel:  # noqa: ANN401 - transformers' own
+    model: PreTrainedModel
+    model, report = AutoModelForCausalLM.from_pretrained(
+        source, output_loading_info=True, **options
+    )
+    _check_complete(report, name)
+    return model
 
 
 def _check_complete(report: dict[str, Any], name: str | Path) -> None:

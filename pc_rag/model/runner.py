@@ -10,20 +10,20 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from pc_rag.errors import GenerationError, ModelError
-from pc_rag.model.attention import AttentionPass
+from pc_rag.model.attention.attention_pass import AttentionPass
 from pc_rag.model.attention_modules import own_attention_of
 from pc_rag.model.buffer_pool import BufferPool
-from pc_rag.model.frozen_rope import held
 from pc_rag.model.hf_attention import own_attention
+from pc_rag.model.positions.frozen_rope import held
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from pc_rag.model.attention.kv_view import KVView
     from pc_rag.model.attention_modules import RunningPass
     from pc_rag.model.buffer_pool import KVShape
-    from pc_rag.model.frozen_rope import FrozenRope
-    from pc_rag.model.kv_view import KVView
     from pc_rag.model.positions import ModelPositions
+    from pc_rag.model.positions.frozen_rope import FrozenRope
 
 _DEFAULT_POOL_BYTES = 1 << 30
 

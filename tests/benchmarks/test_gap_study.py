@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from pc_rag.errors import MissingDependencyError
-from pc_rag.model.detect import runner_of
+from pc_rag.model.detection.detect import runner_of
 from pc_rag.model.loading import wrap_model
 from pc_rag.types import Visibility
 from tests.support.reference import Module, assembled_logits, full_logits

@@ -13,7 +13,7 @@ from pc_rag.config import EngineConfig
 from pc_rag.errors import ConfigError, GenerationError, LayoutError, PromptError
 from pc_rag.kv.memory_tier import MemoryTier
 from pc_rag.metrics import Stopwatch
-from pc_rag.model.batch_tails import allocate_tails
+from pc_rag.model.batch.tails import allocate_tails
 from pc_rag.model.sampling import GenerationConfig
 from pc_rag.types import MissReason
 from tests.support.engines import (

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from pc_rag.layout.plan import Fresh, FreshKind, RequestPlan
-from pc_rag.model import pieces
 from pc_rag.model.assembly import assemble
+from pc_rag.model.attention import pieces
 from pc_rag.types import Span
 from tests.support.reference import assembled_logits, full_logits, masked_logits
 from tests.support.requests import Workbench, cached

@@ -8,7 +8,7 @@ import torch
 from pc_rag.errors import EntryNotFound
 from pc_rag.layout.plan import Fresh, RequestPlan, Reused
 from pc_rag.model.assembly import assemble, fresh_tokens
-from pc_rag.model.kv_view import Segment
+from pc_rag.model.attention.kv_view import Segment
 from pc_rag.types import Span
 from tests.support.requests import Workbench, cached
 from tests.support.tiny_models import tiny_model

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional
 
-from pc_rag.model.attention import AttentionPass
-from pc_rag.model.kernels import attend_by_blocks, attend_piece
-from pc_rag.model.kv_view import KVView, Segment, Tail
+from pc_rag.model.attention.attention_pass import AttentionPass
+from pc_rag.model.attention.kernels import attend_by_blocks, attend_piece
+from pc_rag.model.attention.kv_view import KVView, Segment, Tail
 from pc_rag.model.positions import Rope, RopeStyle, uniform
 from pc_rag.types import Span
 
@@ -67,7 +67,7 @@ def test_value_heads_of_another_size_make_no_difference(num_queries, value_dim, 
 @pytest.mark.parametrize("softcap", [None, 1.5])
 def test_small_blocks_of_scores_make_no_difference(block_scores, is_causal, softcap, monkeypatch):
     """A query at a time or all at once, with a mask of all queries, capped or not."""
-    monkeypatch.setattr("pc_rag.model.kernels._BLOCK_SCORES", block_scores)
+    monkeypatch.setattr("pc_rag.model.attention.kernels._BLOCK_SCORES", block_scores)
     queries, keys, values = (random(2, 3, 20, HEAD_DIM, seed=seed) for seed in (1, 2, 3))
     mask = random(1, 3, 20, 20, seed=4)
     options = {"is_causal": is_causal, "mask": mask, "softcap": softcap}

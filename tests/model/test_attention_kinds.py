@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pc_rag.errors import ModelError
-from pc_rag.model import sights
-from pc_rag.model.attention import AttentionPass
-from pc_rag.model.kv_view import KVView, Segment, Tail
+from pc_rag.model.attention import sights
+from pc_rag.model.attention.attention_pass import AttentionPass
+from pc_rag.model.attention.kv_view import KVView, Segment, Tail
 from pc_rag.model.positions import (
     Absent,
     Alibi,
@@ -305,7 +305,7 @@ def test_window_that_hides_nothing_costs_no_mask(encoding, monkeypatch):
     def refuse(*_, **__):
         raise AssertionError
 
-    monkeypatch.setattr("pc_rag.model.layer_sights.Band", refuse)
+    monkeypatch.setattr("pc_rag.model.attention.layer_sights.Band", refuse)
     near = random(1, 2, 4, KEY_DIM, seed=3)
     stored = Segment(near, near, Span(100, 104), shift=100)
     case = long_case(LayerAttention(encoding, 10), 6, start=104, segments=[stored])

@@ -10,13 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pc_rag.errors import ModelError
-from pc_rag.model.batch_kv import BatchSequence, SettledRows, SharedView, StoredPiece
-from pc_rag.model.batch_own import in_place_order
-from pc_rag.model.batch_pass import decode_pass, prefill_pass
-from pc_rag.model.batch_pieces import Rotations
-from pc_rag.model.batch_tails import allocate_tails
+from pc_rag.model.attention.kv_view import Segment
+from pc_rag.model.batch.batch_pass import decode_pass, prefill_pass
+from pc_rag.model.batch.kv import BatchSequence, SettledRows, SharedView, StoredPiece
+from pc_rag.model.batch.own import in_place_order
+from pc_rag.model.batch.pieces import Rotations
+from pc_rag.model.batch.tails import allocate_tails
 from pc_rag.model.buffer_pool import KVShape
-from pc_rag.model.kv_view import Segment
 from pc_rag.model.positions import Alibi, LayerAttention, Learned, ModelPositions
 from pc_rag.types import Span
 from tests.support.dense_attention import ROPE, dense, draw_kinds, slopes

@@ -8,14 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional
 
-from pc_rag.model.batch_kv import BatchSequence, SettledRows, SharedView, StoredPiece
-from pc_rag.model.batch_own import in_place_order
-from pc_rag.model.batch_pass import decode_pass, prefill_pass
-from pc_rag.model.batch_pieces import Rotations
-from pc_rag.model.batch_tails import allocate_tails
+from pc_rag.model.attention.kernels import attend_by_blocks, attend_piece
+from pc_rag.model.attention.kv_view import Segment
+from pc_rag.model.batch.batch_pass import decode_pass, prefill_pass
+from pc_rag.model.batch.kv import BatchSequence, SettledRows, SharedView, StoredPiece
+from pc_rag.model.batch.own import in_place_order
+from pc_rag.model.batch.pieces import Rotations
+from pc_rag.model.batch.tails import allocate_tails
 from pc_rag.model.buffer_pool import KVShape
-from pc_rag.model.kernels import attend_by_blocks, attend_piece
-from pc_rag.model.kv_view import Segment
 from pc_rag.model.positions import Rope, uniform
 from pc_rag.types import Span
 
@@ -199,7 +199,7 @@ def test_shared_piece_is_attended_once_by_all_who_see_it(monkeypatch):
         seen.append((keys.data_ptr(), queries.shape[2]))
         return attend_piece(queries, keys, values, **options)
 
-    monkeypatch.setattr("pc_rag.model.batch_pieces.attend_piece", spy)
+    monkeypatch.setattr("pc_rag.model.batch.pieces.attend_piece", spy)
     states = [random(1, heads, 4, HEAD_DIM, seed=heads) for heads in (NUM_HEADS, 2, 2)]
     before = piece.layer_keys[0].clone(), piece.layer_values[0].clone()
     prefill_pass(sequences, Rotations(POSITIONS)).attend(0, *states, scaling=0.4)

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from pc_rag.layout.plan import Fresh, RequestPlan
-from pc_rag.model.batch_kv import SharedKV, assemble_sequence
-from pc_rag.model.batch_runner import BatchRunner
-from pc_rag.model.batch_tails import allocate_tails
+from pc_rag.model.batch.kv import SharedKV, assemble_sequence
+from pc_rag.model.batch.runner import BatchRunner
+from pc_rag.model.batch.tails import allocate_tails
 from pc_rag.types import Placement, Span
 from tests.support.requests import Workbench, cached
 from tests.support.tiny_models import tiny_model

@@ -6,10 +6,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pc_rag.model.batch_own import in_place_order
-from pc_rag.model.batch_tails import allocate_tails
+from pc_rag.model.attention.kv_view import Segment
+from pc_rag.model.batch.own import in_place_order
+from pc_rag.model.batch.tails import allocate_tails
 from pc_rag.model.buffer_pool import KVShape
-from pc_rag.model.kv_view import Segment
 from pc_rag.model.positions import Rope, uniform
 from pc_rag.types import Span
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from pc_rag.model.capabilities import capabilities_of
+from pc_rag.model.detection.capabilities import capabilities_of
 from pc_rag.model.loading import wrap_model
 from pc_rag.types import Placement, Visibility
 from tests.support.architectures import ARCHITECTURES

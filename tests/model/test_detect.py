@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from pc_rag.errors import UnsupportedModelError
-from pc_rag.model.detect import detect
-from pc_rag.model.frozen_rope import held
+from pc_rag.model.detection.detect import detect
 from pc_rag.model.positions import Absent, Alibi, Learned, Rope, RopeStyle
+from pc_rag.model.positions.frozen_rope import held
 from tests.support.architectures import ARCHITECTURES
 from tests.support.tiny_models import FAMILIES, tiny_model
 

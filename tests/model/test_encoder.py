@@ -9,7 +9,7 @@ import torch
 
 from pc_rag.errors import StoreError
 from pc_rag.kv.key import EntryAddress, VisibilityContext
-from pc_rag.model.detect import runner_of
+from pc_rag.model.detection.detect import runner_of
 from pc_rag.model.encoder import EncodeJob, Encoder, context_segments
 from pc_rag.types import Fingerprint, StorageDtype, Visibility
 from tests.support.tiny_models import FAMILIES, tiny_model

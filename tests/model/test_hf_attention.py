@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from pc_rag.errors import ModelError
+from pc_rag.model.attention.kv_view import KVView
 from pc_rag.model.attention_modules import carry
 from pc_rag.model.buffer_pool import BufferPool
-from pc_rag.model.detect import runner_of
+from pc_rag.model.detection.detect import runner_of
 from pc_rag.model.hf_attention import _attention, own_attention
-from pc_rag.model.kv_view import KVView
 from pc_rag.model.positions import Absent, uniform
 from pc_rag.model.runner import Runner
 from tests.support.attention_models import INTERFACED, NEWLY_INTERFACED, build

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from pc_rag.errors import GenerationError
-from pc_rag.model.kv_view import KVView, Segment, Tail
+from pc_rag.model.attention.kv_view import KVView, Segment, Tail
 from pc_rag.model.positions import Rope, uniform
 from pc_rag.types import Span
 

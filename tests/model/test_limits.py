@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from pc_rag.errors import ConfigError, UnsupportedModelError
-from pc_rag.model.detect import detect
-from pc_rag.model.limits import position_limit
+from pc_rag.model.detection.detect import detect
+from pc_rag.model.detection.limits import position_limit
 from pc_rag.model.loading import load_max_position, load_model, wrap_model
 from tests.support.tiny_models import tiny_config, tiny_model
 

@@ -10,9 +10,9 @@ from transformers.modeling_outputs import CausalLMOutput
 from pc_rag.errors import GenerationError, ModelError
 from pc_rag.layout.plan import Fresh, RequestPlan
 from pc_rag.model.assembly import assemble, fresh_tokens
+from pc_rag.model.attention.kv_view import KVView
 from pc_rag.model.buffer_pool import KVShape
-from pc_rag.model.detect import runner_of
-from pc_rag.model.kv_view import KVView
+from pc_rag.model.detection.detect import runner_of
 from pc_rag.types import Span
 from tests.support.requests import Workbench, cached
 from tests.support.tiny_models import FAMILIES, tiny_model

@@ -10,11 +10,12 @@ from transformers.models.llama import modeling_llama
 from transformers.models.llama.modeling_llama import LlamaAttention, rotate_half
 
 from pc_rag.errors import UnsupportedModelError
-from pc_rag.model import hf_attention, self_check
-from pc_rag.model.detect import detect
+from pc_rag.model import hf_attention
+from pc_rag.model.detection import self_check
+from pc_rag.model.detection.detect import detect
+from pc_rag.model.detection.self_check import SelfCheck, check_model, passed_check
 from pc_rag.model.loading import wrap_model
 from pc_rag.model.positions import Alibi, LayerAttention, ModelPositions
-from pc_rag.model.self_check import SelfCheck, check_model, passed_check
 from pc_rag.types import Fingerprint
 from tests.support.architectures import ARCHITECTURES, WINDOW
 from tests.support.tiny_models import tiny_model

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from pc_rag.model import kernels
-from pc_rag.model.kernels import attend_piece
-from pc_rag.model.sights import Band, Fading, FadingCausal
+from pc_rag.model.attention import kernels
+from pc_rag.model.attention.kernels import attend_piece
+from pc_rag.model.attention.sights import Band, Fading, FadingCausal
 
 CPU = torch.device("cpu")
 CLOSE = {"atol": 1e-5, "rtol": 1e-5}

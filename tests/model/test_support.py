@@ -23,7 +23,7 @@ from transformers import (
 )
 
 from pc_rag.errors import UnsupportedModelError
-from pc_rag.model.support import check_supported
+from pc_rag.model.detection.support import check_supported
 from tests.support.architectures import ARCHITECTURES
 from tests.support.tiny_models import tiny_config, tiny_model
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from pc_rag.kv.key import EntryAddress, VisibilityContext
 from pc_rag.layout.plan import Cached
 from pc_rag.model.assembly import assemble, fresh_tokens
-from pc_rag.model.detect import runner_of
+from pc_rag.model.detection.detect import runner_of
 from pc_rag.model.encoder import EncodeJob, Encoder, context_segments
 from pc_rag.types import Fingerprint, Span, StorageDtype, Visibility
 from tests.support.reference import Module

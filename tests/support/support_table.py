@@ -17,16 +17,16 @@ import pytest
 import transformers
 
 from pc_rag.errors import UnsupportedModelError
-from pc_rag.model.capabilities import encoding_text, layer_kinds
-from pc_rag.model.detect import detect
-from pc_rag.model.support import check_supported
+from pc_rag.model.detection.capabilities import encoding_text, layer_kinds
+from pc_rag.model.detection.detect import detect
+from pc_rag.model.detection.support import check_supported
 from tests.support.architectures import ARCHITECTURES
 from tests.support.tiny_models import tiny_model
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from pc_rag.model.capabilities import LayerKind
+    from pc_rag.model.detection.capabilities import LayerKind
 
 README = Path(__file__).resolve().parents[2] / "README.md"
 BEGIN, END = "<!-- models: begin -->", "<!-- models: end -->"

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from pc_rag.model.detection.recording import LayerCall
-    from pc_rag.model.frozen_rope import FrozenRope
+    from pc_rag.model.positions.frozen_rope import FrozenRope
 
 _NUM_TOKENS = 24
 _NUM_LAST = 8

@@ -14,8 +14,8 @@ from pc_rag.model.positions import Absent, Learned
 if TYPE_CHECKING:
     from pc_rag.model.detection.position_table import PositionTable
     from pc_rag.model.detection.probing import Probe
-    from pc_rag.model.frozen_rope import FrozenRope
     from pc_rag.model.positions import PositionEncoding
+    from pc_rag.model.positions.frozen_rope import FrozenRope
 
 
 def explain_layers(

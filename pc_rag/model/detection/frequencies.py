@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pc_rag.model.frozen_rope import held
 from pc_rag.model.positions import Rope, RopeStyle
+from pc_rag.model.positions.frozen_rope import held
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from pc_rag.model.frozen_rope import FrozenRope
+    from pc_rag.model.positions.frozen_rope import FrozenRope
 
 _CIRCLE_TOLERANCE = 1e-2
 """How far sine and cosine of a table may lie from the unit circle; half precision is coarse."""

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pc_rag.model.frozen_rope import held
 from pc_rag.model.hf_attention import model_lock
+from pc_rag.model.positions.frozen_rope import held
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from pc_rag.model.frozen_rope import FrozenRope
+    from pc_rag.model.positions.frozen_rope import FrozenRope
 
 
 def own_logits(

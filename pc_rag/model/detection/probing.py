@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from contextlib import AbstractContextManager
 
-    from pc_rag.model.frozen_rope import FrozenRope
+    from pc_rag.model.positions.frozen_rope import FrozenRope
 
 _NUM_TOKENS = 8
 """Of the probe text, where the model has positions for twice as many."""

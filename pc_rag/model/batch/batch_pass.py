@@ -19,17 +19,17 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from pc_rag.model.batch_own import NextTokens, PromptTokens
-from pc_rag.model.batch_pieces import PieceUse, Seeing, SeenPiece
-from pc_rag.model.kernels import Scoring, check_heads, weigh_sinks
-from pc_rag.model.layer_sights import LayerSights
+from pc_rag.model.attention.kernels import Scoring, check_heads, weigh_sinks
+from pc_rag.model.attention.layer_sights import LayerSights
+from pc_rag.model.batch.own import NextTokens, PromptTokens
+from pc_rag.model.batch.pieces import PieceUse, Seeing, SeenPiece
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from pc_rag.model.batch_kv import BatchSequence, StoredPiece
-    from pc_rag.model.batch_own import OwnKV
-    from pc_rag.model.batch_pieces import Rotations
+    from pc_rag.model.batch.kv import BatchSequence, StoredPiece
+    from pc_rag.model.batch.own import OwnKV
+    from pc_rag.model.batch.pieces import Rotations
     from pc_rag.model.positions import LayerAttention
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from pc_rag.errors import ConfigError, UnsupportedModelError
-from pc_rag.model.frozen_rope import original_max_position, rope_kinds
+from pc_rag.model.positions.frozen_rope import original_max_position, rope_kinds
 
 _LENGTH_FIELDS = ("max_position_embeddings", "max_seq_len", "seq_length", "n_positions", "n_ctx")
 """Where configurations name the length that a model was trained for; the first that is set."""

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from pc_rag.model.attention.sights import Band, Fading, FadingCausal
 from pc_rag.model.positions import Alibi
-from pc_rag.model.sights import Band, Fading, FadingCausal
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from pc_rag.model.attention.sights import Sight
     from pc_rag.model.positions import LayerAttention
-    from pc_rag.model.sights import Sight
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -19,8 +19,8 @@ import torch
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from pc_rag.model.attention.kv_view import Segment
     from pc_rag.model.buffer_pool import KVShape
-    from pc_rag.model.kv_view import Segment
     from pc_rag.model.positions import ModelPositions
 
 _LEAST_FILLED = 0.875

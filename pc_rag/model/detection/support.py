@@ -13,7 +13,7 @@ import transformers
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from pc_rag.errors import UnsupportedModelError
-from pc_rag.model.frozen_rope import LONGROPE, rope_kinds
+from pc_rag.model.positions.frozen_rope import LONGROPE, rope_kinds
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 
-from pc_rag.model.kernels import attend_piece, seen_or_nothing
+from pc_rag.model.attention.kernels import attend_piece, seen_or_nothing
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

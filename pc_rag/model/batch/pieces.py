@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from pc_rag.model.kernels import attend_piece
+from pc_rag.model.attention.kernels import attend_piece
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from pc_rag.model.kernels import Scoring
-    from pc_rag.model.layer_sights import LayerSights
+    from pc_rag.model.attention.kernels import Scoring
+    from pc_rag.model.attention.layer_sights import LayerSights
     from pc_rag.model.positions import ModelPositions, PositionEncoding
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from pc_rag.kv.entry import Entry
     from pc_rag.layout.plan import Cached, RequestPlan
-    from pc_rag.model.batch_tails import SequenceTail
+    from pc_rag.model.batch.tails import SequenceTail
     from pc_rag.model.runner import Runner
     from pc_rag.types import ModuleKey, Span
 

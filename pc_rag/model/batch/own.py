@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 
-from pc_rag.model.kernels import attend_piece, repeat_heads
+from pc_rag.model.attention.kernels import attend_piece, repeat_heads
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from pc_rag.model.batch_tails import SequenceTail, TailBlock
-    from pc_rag.model.kernels import Scoring
-    from pc_rag.model.layer_sights import LayerSights
-    from pc_rag.model.sights import Sight
+    from pc_rag.model.attention.kernels import Scoring
+    from pc_rag.model.attention.layer_sights import LayerSights
+    from pc_rag.model.attention.sights import Sight
+    from pc_rag.model.batch.tails import SequenceTail, TailBlock
 
 
 class OwnKV(Protocol):

@@ -5,17 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from pc_rag.model.frozen_rope import LONGROPE, rope_kinds
 from pc_rag.model.positions import Absent, Alibi, Learned, Rope, RopeStyle
+from pc_rag.model.positions.frozen_rope import LONGROPE, rope_kinds
 from pc_rag.types import Visibility
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from pc_rag.model.detect import Detection
+    from pc_rag.model.detection.detect import Detection
+    from pc_rag.model.detection.self_check import SelfCheck
     from pc_rag.model.loading import LoadedModel
     from pc_rag.model.positions import PositionEncoding
-    from pc_rag.model.self_check import SelfCheck
     from pc_rag.types import Placement
 
 _SCALINGS = {

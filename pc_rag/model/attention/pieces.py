@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from pc_rag.model.kernels import attend_piece
+from pc_rag.model.attention.kernels import attend_piece
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from pc_rag.model.attention.sights import Sight
     from pc_rag.model.positions import PositionEncoding
-    from pc_rag.model.sights import Sight
 
 _LARGEST_ROTATION = 1 << 25
 """Most numbers of queries that are rotated for all pieces at once."""

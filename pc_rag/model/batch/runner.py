@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from pc_rag.model.batch_own import in_place_order
-from pc_rag.model.batch_pass import decode_pass, prefill_pass
-from pc_rag.model.batch_pieces import Rotations
+from pc_rag.model.batch.batch_pass import decode_pass, prefill_pass
+from pc_rag.model.batch.own import in_place_order
+from pc_rag.model.batch.pieces import Rotations
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from pc_rag.model.batch_kv import BatchSequence
+    from pc_rag.model.batch.kv import BatchSequence
     from pc_rag.model.runner import Runner
 
 

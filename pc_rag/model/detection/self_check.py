@@ -22,12 +22,12 @@ import torch
 import transformers
 
 from pc_rag.errors import UnsupportedModelError
-from pc_rag.model.attention import AttentionPass
+from pc_rag.model.attention.attention_pass import AttentionPass
+from pc_rag.model.attention.kv_view import KVView, Segment
 from pc_rag.model.cache_folder import cache_folder, recall, remember
 from pc_rag.model.detection.own_attention import can_lower, own_logits
 from pc_rag.model.detection.probing import probe_text, refused, relative_difference, tolerance_of
 from pc_rag.model.hf_attention import implementation_of
-from pc_rag.model.kv_view import KVView, Segment
 from pc_rag.model.positions import LayerAttention, ModelPositions
 from pc_rag.model.runner import Runner
 from pc_rag.types import Placement, Span
@@ -35,8 +35,8 @@ from pc_rag.types import Placement, Span
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from pc_rag.model.detect import Detection
-    from pc_rag.model.kv_view import Tail
+    from pc_rag.model.attention.kv_view import Tail
+    from pc_rag.model.detection.detect import Detection
     from pc_rag.types import Fingerprint
 
 _VERSION = "self-check 1"

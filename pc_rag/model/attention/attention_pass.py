@@ -21,15 +21,21 @@ from typing import TYPE_CHECKING
 import torch
 from torch.nn import functional
 
-from pc_rag.model.kernels import Scoring, attend_piece, check_heads, repeat_heads, weigh_sinks
-from pc_rag.model.kind_pass import look
-from pc_rag.model.pieces import Pieces
+from pc_rag.model.attention.kernels import (
+    Scoring,
+    attend_piece,
+    check_heads,
+    repeat_heads,
+    weigh_sinks,
+)
+from pc_rag.model.attention.kind_pass import look
+from pc_rag.model.attention.pieces import Pieces
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from pc_rag.model.kind_pass import KindPass
-    from pc_rag.model.kv_view import KVView
+    from pc_rag.model.attention.kind_pass import KindPass
+    from pc_rag.model.attention.kv_view import KVView
     from pc_rag.model.positions import LayerAttention, ModelPositions
 
 

@@ -16,15 +16,15 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from pc_rag.model.layer_sights import LayerSights
+from pc_rag.model.attention.layer_sights import LayerSights
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from pc_rag.model.kv_view import KVView, Segment
-    from pc_rag.model.pieces import Pieces
+    from pc_rag.model.attention.kv_view import KVView, Segment
+    from pc_rag.model.attention.pieces import Pieces
+    from pc_rag.model.attention.sights import Sight
     from pc_rag.model.positions import LayerAttention
-    from pc_rag.model.sights import Sight
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -19,16 +19,16 @@ from typing import TYPE_CHECKING, Any
 from pc_rag.errors import ConfigError
 from pc_rag.model.detection.alibi import find_bias
 from pc_rag.model.detection.encodings import explain_layers
+from pc_rag.model.detection.limits import check_within, named_limit, position_limit
 from pc_rag.model.detection.probing import probe
 from pc_rag.model.detection.windows import agreed_windows, declared_windows
-from pc_rag.model.frozen_rope import frozen_rope, original_max_position
-from pc_rag.model.limits import check_within, named_limit, position_limit
 from pc_rag.model.positions import (
     Absent,
     LayerAttention,
     ModelPositions,
     PositionEncoding,
 )
+from pc_rag.model.positions.frozen_rope import frozen_rope, original_max_position
 from pc_rag.model.runner import Runner
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from pc_rag.model.buffer_pool import KVShape
     from pc_rag.model.detection.position_table import PositionTable
     from pc_rag.model.detection.recording import LayerCall
-    from pc_rag.model.frozen_rope import FrozenRope
+    from pc_rag.model.positions.frozen_rope import FrozenRope
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)

@@ -1,0 +1,1 @@
+"""Attention over stored KV: what a request attends, and how."""

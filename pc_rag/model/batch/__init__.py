@@ -1,0 +1,1 @@
+"""Several requests side by side: what they share, and the passes that run them."""
