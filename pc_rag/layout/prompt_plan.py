@@ -13,7 +13,7 @@ from pc_rag.layout.steps import ArgumentStep, TextStep
 from pc_rag.types import HitKind, PositionPolicy, Span
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from pc_rag.layout.plan import Part
     from pc_rag.layout.schema_layout import Run, SchemaLayout
@@ -77,17 +77,24 @@ def plan_prompt(
     plan = RequestPlan(tuple(placer.parts))
     if closes_gaps and policy is PositionPolicy.PACKED:
         plan = plan.without_gaps()
+    _check(plan, prompt, resolved.problems, max_position)
+    return with_fresh_end(plan)
+
+
+def _check(
+    plan: RequestPlan, prompt: Prompt, problems: Sequence[Problem], max_position: int | None
+) -> None:
+    """Refuse a prompt with problems, one that is too long, and one that says nothing."""
     overflow = _overflow(plan, max_position)
     place = prompt.location
-    if resolved.problems:
+    if problems:
         too_long = (Problem(place.line, place.column, overflow),) if overflow else ()
-        raise PromptError(tuple(sorted((*resolved.problems, *too_long))), prompt.source)
+        raise PromptError(tuple(sorted((*problems, *too_long))), prompt.source)
     if overflow:
         raise LayoutError(f"{prompt.source}: {overflow}")
     if not plan.num_tokens:
         message = "the prompt has no token; give it text, or import a module that has some"
         raise PromptError((Problem(place.line, place.column, message),), prompt.source)
-    return with_fresh_end(plan)
 
 
 def _overflow(plan: RequestPlan, max_position: int | None) -> str:

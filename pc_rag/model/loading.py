@@ -12,7 +12,6 @@ import transformers
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
-from transformers.utils import cached_file
 
 from pc_rag.errors import ConfigError, ModelError, PromptCacheError
 from pc_rag.model.builtin import (
@@ -20,16 +19,16 @@ from pc_rag.model.builtin import (
     convert_gguf,
     find_default_gguf,
 )
-from pc_rag.model.cache_folder import cache_folder, file_signature, recall, remember
 from pc_rag.model.detection.detect import Detection, detect
 from pc_rag.model.detection.limits import position_limit
 from pc_rag.model.detection.self_check import SelfCheck, passed_check
 from pc_rag.model.detection.support import check_supported
 from pc_rag.model.devices import choose_device, choose_dtype, move_model
-from pc_rag.model.fingerprint import digest_weights, fingerprint_of
+from pc_rag.model.fingerprint import fingerprint_of
 from pc_rag.model.quiet import TRANSFORMERS_LOCK, quiet_progress
 from pc_rag.model.template_input import check_template
 from pc_rag.model.tokenizer import TextTokenizer
+from pc_rag.model.weights_memo import folder_of, remembered_digest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -37,10 +36,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from pc_rag.types import Fingerprint
-
-_DIGEST_FILE = "pc-rag-weights.json"
-"""How the names of our own files beside a converted model end."""
-_WEIGHT_SUFFIXES = (".safetensors", ".bin", ".json", ".py")
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -95,10 +90,8 @@ def load_model(
         chat_template: Jinja source that takes the place of the model's own chat template; base
             models have none.
         max_position: Position IDs that requests may use; by default those the model was made for.
-            With LongRoPE that is ``original_max_position_embeddings``, for which the short
-            factors serve, and asking for more takes the long factors for every request. With ALiBi
-            it is what the model was trained with (2048 for BLOOM, whose configuration need not
-            say), and more may be asked for.
+            With LongRoPE that is the original length, for which the short factors serve; asking for
+            more takes the long factors for every request. With ALiBi more may be asked for.
 
     Raises:
         ModelError: Nothing loadable is found there.
@@ -124,7 +117,7 @@ def load_model(
         tokenizer = AutoTokenizer.from_pretrained(source, **options)
         model = _read_weights(source, name_or_path, config=config, dtype=chosen_dtype, **options)
     move_model(model, chosen_device, name_or_path)
-    folder = _folder_of(source, revision=options["revision"])
+    folder = folder_of(source, revision=options["revision"])
     return _wrap(
         model,
         tokenizer,
@@ -261,7 +254,7 @@ def _wrap(
     check_supported(model.config, model)
     wrapped = TextTokenizer(tokenizer, eos_ids=_eos_ids(model), chat_template=chat_template)
     with _in_eval_mode(model):
-        digest = _weights_digest(model, folder) if folder else None
+        digest = remembered_digest(model, folder) if folder else None
         found = detect(model, max_position=max_position)
         fingerprint = fingerprint_of(model, wrapped, weights_digest=digest, frozen=found.frozen)
         check = passed_check(model, found, fingerprint, is_kept=is_check_kept)
@@ -374,36 +367,3 @@ def _check_complete(report: dict[str, Any], name: str | Path) -> None:
             f"the files of {str(name)!r} lack {len(missing)} weights of the model, the first of "
             f"them {missing[0]!r}; fetch or save the model again"
         )
-
-
-def _folder_of(source: str, *, revision: str) -> Path | None:
-    """The folder that a model was loaded from; ``None`` where it cannot be told."""
-    if Path(source).is_dir():
-        return Path(source)
-    options: dict[str, Any] = {"revision": revision, "local_files_only": True}
-    config = cached_file(
-        source, "config.json", _raise_exceptions_for_missing_entries=False, **options
-    )
-    return Path(config).parent if config else None
-
-
-def _weights_digest(model: PreTrainedModel, folder: Path) -> str:
-    """``digest_weights``, remembered while the files of the model's folder stay as they are.
-
-    Kept beside a converted model, and in the user's cache for folders that are not ours.
-    """
-    files = [path for path in folder.iterdir() if path.suffix in _WEIGHT_SUFFIXES]
-    files = [path for path in files if not path.name.endswith(_DIGEST_FILE) and path.is_file()]
-    if any(path.name == "adapter_config.json" for path in files):
-        return digest_weights(model)  # the weights below the adapter lie elsewhere
-    salt = f"{transformers.__version__} {type(model).__name__} {model.dtype}"
-    signature = file_signature(files, salt=salt)
-    if folder.is_relative_to(cache_folder()):
-        memo = folder / f"{model.dtype}-{_DIGEST_FILE}".removeprefix("torch.")
-    else:
-        memo = cache_folder() / "digests" / f"{signature}.json"
-    digest = recall(memo, signature)
-    if digest is None:
-        digest = digest_weights(model)
-        remember(memo, signature, digest)
-    return digest
