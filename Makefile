@@ -4,6 +4,7 @@ VENV   ?= .venv
 LOWEST := .venv-lowest
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+PARALLEL := -n auto --maxprocesses 4
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
@@ -12,13 +13,14 @@ export TOKENIZERS_PARALLELISM ?= false
 demo: $(VENV)/.ready
 	$(BIN)/pc-rag demo $(ARGS)
 
+# One thread for each of the processes that share the cores; `ARGS="-n 0"` runs all in one.
+test test-lowest: export OMP_NUM_THREADS ?= 1
 test: $(VENV)/.ready
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest $(PARALLEL) $(ARGS)
 
 # The oldest transformers that pyproject.toml declares, in an environment of its own.
-test-lowest: export OMP_NUM_THREADS ?= 1
 test-lowest: $(LOWEST)/.ready
-	$(LOWEST)/bin/python -m pytest -n auto -m 'not slow' tests/model tests/equivalence tests/engine $(ARGS)
+	$(LOWEST)/bin/python -m pytest $(PARALLEL) -m 'not slow' tests/model tests/equivalence tests/engine $(ARGS)
 
 check: $(VENV)/.ready
 	$(BIN)/ruff format --check .

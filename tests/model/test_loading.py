@@ -14,7 +14,7 @@ from transformers.utils import logging as transformers_logging
 
 from pc_rag.engine import PromptCache
 from pc_rag.errors import ConfigError, ModelError, UnsupportedModelError
-from pc_rag.model import loading
+from pc_rag.model import weights_memo
 from pc_rag.model.chat import ChatFormat
 from pc_rag.model.conversation import ChatMessage
 from pc_rag.model.loading import load_model, wrap_model
@@ -49,8 +49,8 @@ def counted(monkeypatch):
         calls.append(model)
         return original(model)
 
-    original = loading.digest_weights
-    monkeypatch.setattr(loading, "digest_weights", count)
+    original = weights_memo.digest_weights
+    monkeypatch.setattr(weights_memo, "digest_weights", count)
     return calls
 
 
