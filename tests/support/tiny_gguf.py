@@ -26,7 +26,7 @@ _NAMES = {
 
 def write_tiny_gguf(path: Path, *, seed: int = 0) -> None:
     """Write a random Llama with the byte-level tokenizer and the ChatML template."""
-    model, _ = tiny_model("llama", seed=seed, vocab_size=261)
+    model, _ = tiny_model("llama", seed=seed, vocab_size=262)
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_block_count(3)
     writer.add_context_length(2048)
@@ -36,11 +36,11 @@ def write_tiny_gguf(path: Path, *, seed: int = 0) -> None:
     writer.add_head_count_kv(2)
     writer.add_layer_norm_rms_eps(1e-6)
     writer.add_rope_freq_base(10000.0)
-    writer.add_vocab_size(261)
+    writer.add_vocab_size(262)
     writer.add_tokenizer_model("gpt2")
-    writer.add_token_list([*byte_alphabet(), *SPECIAL_TOKENS, "th"])
-    writer.add_token_types([1] * 256 + [3] * len(SPECIAL_TOKENS) + [1])
-    writer.add_token_merges(["t h"])
+    writer.add_token_list([*byte_alphabet(), *SPECIAL_TOKENS, "th", "in"])
+    writer.add_token_types([1] * 256 + [3] * len(SPECIAL_TOKENS) + [1, 1])
+    writer.add_token_merges(["t h", "i n"])  # transformers 5.0 reads a list of one as no list
     writer.add_unk_token_id(256)
     writer.add_bos_token_id(258)
     writer.add_eos_token_id(259)
