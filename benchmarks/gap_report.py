@@ -26,7 +26,7 @@ DOCS = Path(__file__).resolve().parents[1] / "docs"
 BEGIN, END = "<!-- results: begin -->", "<!-- results: end -->"
 PANELS = (
     ("kl", "KL of the first token, nats", "log"),
-    ("perplexity_ratio", "perplexity of the right answer / gapless", "log"),
+    ("perplexity_ratio", "perplexity ratio to gapless", "log"),
     ("f1", "answer F1", "linear"),
 )
 LEAST_KL = 1e-4
@@ -50,6 +50,7 @@ def draw(results: Mapping[str, Any], path: Path) -> None:
     matplotlib = require("matplotlib", feature=feature, extra="bench")
     matplotlib.use("svg")
     matplotlib.rcParams["svg.hashsalt"] = "gap-study"  # the same results give the same file
+    matplotlib.rcParams["svg.fonttype"] = "none"  # text, not outlines of it
     pyplot = require("matplotlib.pyplot", feature=feature, extra="bench")
     figure, axes = pyplot.subplots(
         len(PANELS), len(Arm), figsize=(11, 9), sharex=True, sharey="row", squeeze=False
