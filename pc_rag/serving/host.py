@@ -42,6 +42,7 @@ class HostSettings:
         dtype: Compute dtype; see ``load_model``.
         device: Where the model runs; see ``load_model``.
         chat_template: Jinja source in place of the model's own template.
+        max_position: Position IDs that requests may use; see ``load_model``.
         config: Capacities and policies.
     """
 
@@ -50,6 +51,7 @@ class HostSettings:
     dtype: str = "auto"
     device: str = "auto"
     chat_template: str | None = None
+    max_position: int | None = None
     config: EngineConfig = field(default_factory=EngineConfig)
 
 
@@ -224,7 +226,9 @@ class Host:
         if (engine := self._engine_at_hand) is not None:
             return engine.max_position
         if self._max_position is None:
-            self._max_position = load_max_position(self.settings.model)
+            self._max_position = load_max_position(
+                self.settings.model, max_position=self.settings.max_position
+            )
         return min(self._max_position, self.settings.config.context_limit or self._max_position)
 
     @property
@@ -298,6 +302,7 @@ class Host:
                 dtype=settings.dtype,
                 device=settings.device,
                 chat_template=settings.chat_template,
+                max_position=settings.max_position,
             )
             engine = PromptCache.from_pretrained(
                 loaded, store=None if root is None else root / _ENTRIES, config=settings.config

@@ -24,7 +24,9 @@ if TYPE_CHECKING:
     from pc_rag.engine import PromptCache
     from pc_rag.serving.host import Host
 
-_OPENED_WITH: Final = ("store", "engine_config", "dtype", "device", "chat_template")
+_OPENED_WITH: Final = (
+    "store", "engine_config", "dtype", "device", "chat_template", "max_position",
+)  # fmt: skip
 """Settings that a model is opened with; a lent engine or corpus has its own."""
 
 
@@ -81,6 +83,7 @@ class ModelObject:
         dtype: str
         device: str
         chat_template: str | None
+        max_position: int | None
         stop: list[str] | None
         timeout: float | None
         template: str | None
@@ -133,6 +136,7 @@ class ModelObject:
             dtype=self.dtype,
             device=self.device,
             chat_template=self.chat_template,
+            max_position=self.max_position,
             config=self.engine_config or self._default_config,
         )
 

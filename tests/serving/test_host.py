@@ -47,6 +47,18 @@ def run(host, asked):
     return stream.reply
 
 
+def test_window_is_the_asked_one_before_and_after_the_model_is_opened(tmp_path):
+    """LongRoPE has short factors for its original length, and long ones for all that it has."""
+    folder = str(save_tiny_model(tmp_path, family="phi3"))
+    plain = open_host(HostSettings(model=folder))
+    long = open_host(HostSettings(model=folder, max_position=2048))
+    assert (plain.max_position, long.max_position) == (1024, 2048)
+    assert not long.is_open
+    fingerprints = {host.engine.loaded.fingerprint for host in (plain, long)}
+    assert (plain.max_position, long.max_position) == (1024, 2048)
+    assert len(fingerprints) == 2
+
+
 def test_host_is_shared_when_settings_are_equal(folder):
     """By all who hold it, and no longer: a model that nobody holds is forgotten."""
     settings = HostSettings(model=str(folder))

@@ -15,7 +15,7 @@ class Plain(ModelObject):
     """The settings as plain attributes."""
 
     model = "smollm2"
-    store = corpus = engine = engine_config = chat_template = None
+    store = corpus = engine = engine_config = chat_template = max_position = None
     dtype = device = "auto"
     max_tokens = temperature = top_p = top_k = min_p = repetition_penalty = seed = None
     stop = timeout = template = reuse = None

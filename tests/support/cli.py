@@ -59,9 +59,9 @@ def word_embedder() -> CallableEmbedder:
     return CallableEmbedder(bag_of_words, embedder_id="bag-of-words")
 
 
-def save_tiny_model(folder: Path, *, seed: int = 0) -> Path:
+def save_tiny_model(folder: Path, *, family: str = "llama", seed: int = 0) -> Path:
     """A tiny model with its tokenizer, as ``save_pretrained`` writes them."""
-    model, tokenizer = tiny_model("llama", seed=seed)
+    model, tokenizer = tiny_model(family, seed=seed)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder

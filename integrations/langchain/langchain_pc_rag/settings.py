@@ -54,6 +54,9 @@ class PcRagSettings(ModelObject, BaseLanguageModel[Any]):
     """``"auto"``, ``"cpu"``, ``"cuda"`` or another torch device."""
     chat_template: str | None = Field(default=None, repr=False)
     """Jinja source in place of the model's own chat template."""
+    max_position: int | None = Field(default=None, gt=0)
+    """Position IDs that prompt and answer may use; by default those the model was made for. More
+    take LongRoPE's long factors, and are allowed with ALiBi."""
 
     max_tokens: int | None = None
     """Most tokens of an answer; 256 by default."""
@@ -145,6 +148,7 @@ class PcRagSettings(ModelObject, BaseLanguageModel[Any]):
             "dtype": self.dtype,
             "device": self.device,
             "chat_template": self.chat_template,
+            "max_position": self.max_position,
             "repair": config.repair,
             "visibility": config.visibility.value,
             "position_policy": config.position_policy.value,

@@ -17,6 +17,7 @@ CHANGES = [
     {"dtype": "bfloat16"},
     {"device": "cpu"},
     {"chat_template": CHATML_TEMPLATE + " "},
+    {"max_position": 512},
     {"engine_config": EngineConfig(repair="link:4")},
     {"engine_config": EngineConfig(visibility="module")},
     {"engine_config": EngineConfig(position_policy="reserved", slot_tokens=256)},

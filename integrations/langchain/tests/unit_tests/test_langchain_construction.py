@@ -150,6 +150,7 @@ def test_host_is_opened_with_every_setting_when_they_are_given(kind, tmp_path):
         dtype="float16",
         device="cpu",
         chat_template="{{ x }}",
+        max_position=512,
         engine_config=config,
     )
     assert llm.host.settings == HostSettings(
@@ -158,6 +159,7 @@ def test_host_is_opened_with_every_setting_when_they_are_given(kind, tmp_path):
         dtype="float16",
         device="cpu",
         chat_template="{{ x }}",
+        max_position=512,
         config=config,
     )
 

@@ -101,6 +101,7 @@ def test_host_is_opened_with_every_setting_when_they_are_given(tmp_path, monkeyp
         "dtype": "float16",
         "device": "cpu",
         "chat_template": "{{ x }}",
+        "max_position": 512,
     }
     llm = PcRagLLM(**opened_with, engine_config=config)
     assert llm.host.settings == HostSettings(**opened_with, config=config)

@@ -50,6 +50,9 @@ class PcRagSettings(ModelObject, FunctionCallingLLM, CustomLLM):
     """``"auto"``, ``"cpu"``, ``"cuda"`` or another torch device."""
     chat_template: str | None = Field(default=None, repr=False)
     """Jinja source in place of the model's own chat template."""
+    max_position: int | None = Field(default=None, gt=0)
+    """Position IDs that prompt and answer may use; by default those the model was made for. More
+    take LongRoPE's long factors, and are allowed with ALiBi."""
     context_window: int | None = Field(default=None, gt=0)
     """What LlamaIndex may fill with prompt and answer; the model's own window by default."""
     is_chat_model: bool | None = None
