@@ -17,7 +17,7 @@ import pytest
 import transformers
 
 from pc_rag.errors import UnsupportedModelError
-from pc_rag.model.detection.capabilities import encoding_text, layer_kinds
+from pc_rag.model.detection.capabilities import layer_kinds
 from pc_rag.model.detection.detect import detect
 from pc_rag.model.detection.support import check_supported
 from tests.support.architectures import ARCHITECTURES
@@ -53,7 +53,7 @@ def row_of(name: str) -> Row:
     remarks += ["attention sinks"] * any(layer.has_sinks for layer in layers)
     return Row(
         architecture=type(model).__name__,
-        encoding=encoding_text(layers),
+        encoding="; ".join(dict.fromkeys(layer.encoding for layer in layers)),
         placement=found.positions.placement.value,
         windows=_windows(layers),
         remarks=", ".join(remarks),

@@ -10,8 +10,6 @@ from pc_rag.model.positions.frozen_rope import LONGROPE, rope_kinds
 from pc_rag.types import Visibility
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from pc_rag.model.detection.detect import Detection
     from pc_rag.model.detection.self_check import SelfCheck
     from pc_rag.model.loading import LoadedModel
@@ -117,11 +115,6 @@ def layer_kinds(found: Detection, config: Any) -> tuple[LayerKind, ...]:  # noqa
             )
         )
     return tuple(kinds)
-
-
-def encoding_text(layers: Sequence[LayerKind]) -> str:
-    """How a model's layers tell positions apart, each way named once."""
-    return "; ".join(dict.fromkeys(layer.encoding for layer in layers))
 
 
 def _encoding_text(encoding: PositionEncoding, found: Detection, rope_type: str) -> str:
