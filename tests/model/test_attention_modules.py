@@ -10,10 +10,10 @@ import torch
 
 from pc_rag.errors import ModelError
 from pc_rag.model.attention_modules import own_attention_of
-from pc_rag.model.hf_attention import own_attention
 from pc_rag.model.runner import Runner
 from tests.support.attention_models import FOREIGN, HEAD_DIM, build
 from tests.support.dense_pass import DensePass
+from tests.support.other_thread import errors_of_the_owner
 
 ARCHITECTURES = ("bloom", "mpt", "falcon", "gpt_neo", "xglm")
 CLOSE = {"atol": 1e-4, "rtol": 0.0}
@@ -168,18 +168,7 @@ def test_owner_is_told_when_another_thread_calls_the_model_during_a_pass(name):
     spec = FOREIGN[name]
     model = build(spec)
     running = DensePass(spec.positions)
-    errors = []
-
-    def call():
-        try:
-            model(IDS)
-        except ModelError as error:
-            errors.append(str(error))
-
-    with own_attention(model, running):
-        thread = threading.Thread(target=call)
-        thread.start()
-        thread.join()
+    errors = errors_of_the_owner(model, IDS, running)
     assert len(errors) == 1
     assert "serialise the calls" in errors[0]
     assert running.num_layers_served == 0

@@ -18,6 +18,7 @@ from pc_rag.model.positions import Absent, uniform
 from pc_rag.model.runner import Runner
 from tests.support.attention_models import INTERFACED, NEWLY_INTERFACED, build
 from tests.support.dense_pass import DensePass
+from tests.support.other_thread import errors_of_the_owner
 from tests.support.tiny_models import FAMILIES, tiny_model
 
 IDS = torch.tensor([[10, 20, 30, 40]])
@@ -65,18 +66,7 @@ def test_owner_calls_the_model_between_passes(family):
 def test_owner_is_told_when_another_thread_calls_the_model_during_a_pass():
     """An error with advice, not a wrong answer; the running pass has not heard of it."""
     model, _ = tiny_model("llama")
-    errors = []
-
-    def call():
-        try:
-            model(IDS)
-        except ModelError as error:
-            errors.append(str(error))
-
-    with own_attention(model, ANY_PASS):
-        thread = threading.Thread(target=call)
-        thread.start()
-        thread.join()
+    errors = errors_of_the_owner(model, IDS, ANY_PASS)
     assert len(errors) == 1
     assert "serialise the calls" in errors[0]
     assert ANY_PASS.num_layers_served == 0

@@ -120,3 +120,27 @@ def split_heads(states: torch.Tensor, num_heads: int) -> torch.Tensor:
 def merge_heads(out: torch.Tensor) -> torch.Tensor:
     """The inverse of ``split_heads``; a copy."""
     return out.transpose(1, 2).flatten(2)
+
+
+def attend_projected(
+    module: Any,  # noqa: ANN401 - attention modules share no useful type
+    hidden_states: torch.Tensor,
+    *,
+    layer: int,
+    scaling: float,
+) -> tuple[torch.Tensor, None]:
+    """Attention of a module with ``q_proj``, ``k_proj``, ``v_proj`` and ``out_proj``.
+
+    Args:
+        module: It has ``num_heads``, too.
+        hidden_states: ``[batch_size, num_tokens, hidden_size]``, normalised.
+        layer: Index of the layer.
+        scaling: Factor on the scores.
+    """
+    running = running_pass(module)
+    queries, keys, values = (
+        split_heads(project(hidden_states), module.num_heads)
+        for project in (module.q_proj, module.k_proj, module.v_proj)
+    )
+    out = running.attend(layer, queries, keys, values, scaling=scaling)
+    return module.out_proj(merge_heads(out)), None

@@ -4,12 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from pc_rag.model.attention_modules.base import (
-    OwnAttention,
-    merge_heads,
-    running_pass,
-    split_heads,
-)
+from pc_rag.model.attention_modules.base import OwnAttention, attend_projected
 
 if TYPE_CHECKING:
     import torch
@@ -27,13 +22,7 @@ def forward(
         module: The ``GPTNeoSelfAttention``.
         hidden_states: ``[batch_size, num_tokens, hidden_size]``, normalised.
     """
-    running = running_pass(module)
-    queries, keys, values = (
-        split_heads(project(hidden_states), module.num_heads)
-        for project in (module.q_proj, module.k_proj, module.v_proj)
-    )
-    out = running.attend(module.layer_id, queries, keys, values, scaling=1.0)
-    return module.out_proj(merge_heads(out)), None
+    return attend_projected(module, hidden_states, layer=module.layer_id, scaling=1.0)
 
 
 GPT_NEO = OwnAttention(

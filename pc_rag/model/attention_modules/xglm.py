@@ -4,12 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from pc_rag.model.attention_modules.base import (
-    OwnAttention,
-    merge_heads,
-    running_pass,
-    split_heads,
-)
+from pc_rag.model.attention_modules.base import OwnAttention, attend_projected
 
 if TYPE_CHECKING:
     import torch
@@ -27,14 +22,7 @@ def forward(
         module: The ``XGLMAttention``.
         hidden_states: ``[batch_size, num_tokens, hidden_size]``, normalised.
     """
-    running = running_pass(module)
-    queries, keys, values = (
-        split_heads(project(hidden_states), module.num_heads)
-        for project in (module.q_proj, module.k_proj, module.v_proj)
-    )
-    scaling = module.scaling
-    out = running.attend(module.layer_idx, queries, keys, values, scaling=scaling)
-    return module.out_proj(merge_heads(out)), None
+    return attend_projected(module, hidden_states, layer=module.layer_idx, scaling=module.scaling)
 
 
 XGLM = OwnAttention(("transformers.models.xglm.modeling_xglm.XGLMAttention",), forward)
